@@ -269,7 +269,7 @@ def check_that_others_leave_it_alone(call: Call, run: Path, pid: int, photos: Pa
         assert ended.err.count("\n") == 1
 
 
-LONG = [*SMALL, "epochs=30", "--encoder", "mlp-256-256", "batch_size=4"]
+LONG = ["--encoder", "mlp-256-256", "epochs=30", "classifier_epochs=2", "batch_size=4", "--device", "cpu"]
 """A run of a few seconds, so that there is time to stop it."""
 
 

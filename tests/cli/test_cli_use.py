@@ -221,7 +221,7 @@ def test_an_exported_file_answers_as_predict_does(finished: Path, other_photos: 
     paths = sorted(other_photos.rglob("*.png"))
     pixels = FileImages(paths).load(np.arange(len(paths)), SIZE, 3).numpy().astype(np.float32) / 255
     session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
-    _, found, _, label = session.run(None, {"images": pixels})
+    _, found, _, label, *_ = session.run(None, {"images": pixels})
     csv_text = command_here("predict", finished, other_photos, "--quiet").out
     rows = {row["path"]: row for row in csv.DictReader(io.StringIO(csv_text))}
     np.testing.assert_allclose(found[:, 1], [float(rows[str(path)]["p:dog"]) for path in paths], atol=1e-4)

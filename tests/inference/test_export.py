@@ -158,9 +158,9 @@ def test_models_of_frozen_encoders_need_no_exporter(
 
 def test_what_the_package_cannot_write_is_written_by_the_exporter(model: tuple, tmp_path: Path) -> None:
     network, card = model
-    assert export._written(export._network(network, card), card) is not None
+    assert export._written(export._network(network, card), card, None) is not None
     cosine = Model(network.encoder, CosineHead(card.features, 2), card.mean, card.std)
-    assert export._written(export._network(cosine, card), card) is None
+    assert export._written(export._network(cosine, card), card, None) is None
 
 
 def test_a_convolutional_encoder_is_exported_without_a_word(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

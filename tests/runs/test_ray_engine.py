@@ -211,7 +211,14 @@ class TestCommands:
         assert [record.seed for record in outcome.done] == [0]
         assert [failure.error.split(",")[0] for failure in outcome.failed] == ["10:90"]
         cell = outcome.done[0].cell
-        kept = ["features.safetensors", "log.jsonl", "metrics.json", "predictions.csv", "recipe.toml"]
+        kept = [
+            "familiar.safetensors",
+            "features.safetensors",
+            "log.jsonl",
+            "metrics.json",
+            "predictions.csv",
+            "recipe.toml",
+        ]
         assert names_below(tmp_path / "sweep" / "cells") == [f"{cell}/{name}" for name in kept]
         assert Run.open(tmp_path / "sweep" / "cells" / cell).finished
         again = run_sweep(

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided import files
-from lopsided.data.inputs import Part, inputs_of
 from lopsided.data.prepare import split_rule, split_source, training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits
@@ -255,6 +254,7 @@ class FoldResults:
 
     def _familiar(self, model: Model, card: ModelCard) -> Bank | None:
         """Return the images that the model knows: those of the model of all images, whose encoder it has."""
+        from lopsided.data.inputs import Part, inputs_of
         from lopsided.inference.familiar import known_images, load_bank
         from lopsided.inference.scorer import Scorer
 
