@@ -18,6 +18,7 @@ from lopsided.facts import Fact, notes
 from lopsided.inference.evaluate import check_labelled, evaluate_model, list_labelled
 from lopsided.progress import Counting
 from lopsided.recipe.views import parse_tta
+from lopsided.runs.known import trained_digests
 from lopsided.runs.reopen import open_familiarity, open_model, open_own_split, open_use, trained_on, use_views
 
 if TYPE_CHECKING:
@@ -78,8 +79,6 @@ def evaluate_run(
     counting: Counting = lambda label: nullcontext(None),
 ) -> Evaluated:
     """Evaluate the model of a run on ``data``, or without data on a split of the run, by default test."""
-    from lopsided.runs.known import trained_digests  # It needs torch: a mistake in DATA is said before.
-
     views, listing = parse_tta(tta), listing or Listing()
     warnings: list[str] = []
     if data is None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lopsided.data.images import FileImages, Progress
-from lopsided.data.inputs import StreamedInputs
 from lopsided.data.prepare import Sources, split_source, training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
@@ -110,6 +109,8 @@ def _source(folder: Path) -> Source:
 
 def _features(scorer: Scorer, images: FileImages, progress: Progress | None) -> Features:
     """Return the features of readable images, at most ``MOST`` of them, evenly over their order."""
+    from lopsided.data.inputs import StreamedInputs
+
     rows = np.arange(len(images))
     if len(rows) > MOST:
         rows = np.linspace(0, len(rows) - 1, MOST).round().astype(np.int64)
