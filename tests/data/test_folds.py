@@ -135,7 +135,6 @@ def test_the_note_names_the_fold() -> None:
     [
         (4, 5, "stratified", r"every class, got 5 for 4 images of '1' in arrays\. Use at most 4, or add images\."),
         (6, 5, "group", r"every class, got 5 for 3 groups of '1' in arrays\. Use at most 3, or add images\."),
-        (1, 2, "stratified", r"got 2 for 1 image of '1' in arrays\. Add images, or drop the class\."),
     ],
 )
 def test_more_folds_than_images_or_groups_of_the_rare_class_are_an_error(
@@ -200,3 +199,9 @@ def test_copies_of_a_file_are_in_one_fold_unless_a_fold_would_lack_their_class(t
     copies = [source.names.index(f"cat/{name}") for name in ("000.png", "003.png", "007.png", "011.png")]
     assert len(set(numbers[copies].tolist())) == 1
     assert set(numbers[source.labels == 1].tolist()) == {0, 1, 2, 3}
+
+
+def test_a_class_of_one_image_is_tested_in_one_fold() -> None:
+    source = source_of([0] * 40 + [1])
+    numbers = fold_numbers(source, how="stratified", folds=2, seed=0)
+    assert tally(source, numbers, 2)[:, 1].tolist() in ([0, 1], [1, 0])

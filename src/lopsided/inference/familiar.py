@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lopsided.data.inputs import Part
 from lopsided.errors import RunError
 from lopsided.evaluation.typicality import MOST_KNOWN, MOST_SCORES, Bank, codes_of, make_bank, sample_rows
 from lopsided.files import atomic_write, read_whole, reading_tensors
 from lopsided.seeds import derive_seed
 
 if TYPE_CHECKING:
+    from lopsided.data.inputs import Part
     from lopsided.evaluation.typicality import Features
     from lopsided.inference.scorer import Scorer
     from lopsided.models.model import ModelCard
