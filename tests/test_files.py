@@ -345,9 +345,11 @@ def test_who_is_patient_notices_the_sign_of_another_machine(tmp_path: Path, monk
 def test_a_held_lock_gives_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "SIGN_SECONDS", 0.001)
     with lock(tmp_path):
-        os.utime(tmp_path / files.LOCK_NAME, (0, 0))
-        while not (tmp_path / files.LOCK_NAME).stat().st_mtime:
+        os.utime(path := tmp_path / files.LOCK_NAME, (0, 0))
+        end = time.monotonic() + 60
+        while not path.stat().st_mtime and time.monotonic() < end:
             time.sleep(0.001)
+        assert path.stat().st_mtime > 0
 
 
 def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
