@@ -125,7 +125,8 @@ def test_what_is_no_ordinary_file_is_not_replaced(tmp_path: Path, kind: str) -> 
         atomic_write(path, "x")
     with pytest.raises(RunError, match=r"it is a "), replacing(path, wanted=lambda: False):
         pass
-    assert os.lstat(path) == before
+    after = os.lstat(path)  # Reading a link changes the time of its last access.
+    assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)
     assert names(tmp_path) == ["out"]
 
 

@@ -212,7 +212,6 @@ class TestCommands:
         assert [failure.error.split(",")[0] for failure in outcome.failed] == ["10:90"]
         cell = outcome.done[0].cell
         kept = [
-            "familiar.safetensors",
             "features.safetensors",
             "log.jsonl",
             "metrics.json",
@@ -225,7 +224,7 @@ class TestCommands:
             [tiny_recipe(photos, seed=1)], tmp_path / "models", engine=Far(cluster.address), keep_models=True
         )
         folder = tmp_path / "models" / "cells" / again.done[0].cell
-        assert names_below(folder) == sorted([*kept, "model.json", "model.safetensors"])
+        assert names_below(folder) == sorted([*kept, "familiar.safetensors", "model.json", "model.safetensors"])
 
     def test_closing_ends_the_cells_that_are_running_and_leaves_a_connection_that_was_there(
         self, engine: tuple[str, ...], photos: Path, tmp_path: Path
