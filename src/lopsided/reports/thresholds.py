@@ -123,7 +123,7 @@ def matching(p: Floats, called: Flags) -> float | None:
 
     A rule of several classes is no threshold of one of them. This one is the nearest to it.
 
-    >>> matching(np.float32([0.1, 0.4, 0.3, 0.2]), np.array([False, True, True, False]))
+    >>> matching(np.float64([0.125, 0.5, 0.375, 0.125]), np.array([False, True, True, False]))
     0.25
     """
     number = int(called.sum())
