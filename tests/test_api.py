@@ -100,7 +100,7 @@ def test_evaluate_gives_the_metrics_of_the_test_split(run: lopsided.Run) -> None
 
 
 def test_evaluate_on_the_training_data_warns(run: lopsided.Run, photos: Path) -> None:
-    with pytest.warns(UserWarning, match="the model was trained on images of these data"):
+    with pytest.warns(UserWarning, match="the model was trained on 40 of these 56 images"):
         assert run.evaluate(photos)["num_images"] == 56
 
 
