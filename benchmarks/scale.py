@@ -39,13 +39,13 @@ from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks, joined
 from lopsided.losses import FeatureQueue
 from lopsided.models.encoders import build_encoder
-from lopsided.models.fast.optimizers import make_optimizer
 from lopsided.models.heads import ProjectionHead
 from lopsided.models.machine import arrange
 from lopsided.recipe import EncoderTraining
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.batches import cut
 from lopsided.training.loop import Stage
+from lopsided.training.optimizers import make_optimizer
 from lopsided.training.step import Step
 from measure import start_peak, status
 

@@ -45,11 +45,11 @@ from lopsided.data.inputs import MemoryInputs, row_batches
 from lopsided.data.prepare import split_source
 from lopsided.losses import AsymmetricFocalContrastiveLoss
 from lopsided.models.encoders import build_encoder
-from lopsided.models.fast.optimizers import in_memory_order
 from lopsided.models.heads import ProjectionHead
 from lopsided.models.machine import arrange, compile_encoder, keep_freed_memory
 from lopsided.recipe import named_recipe
 from lopsided.training.fit import fit
+from lopsided.training.optimizers import in_memory_order
 from lopsided.training.reporter import Reporter
 from lopsided.training.step import Precision
 from measure import in_turns, peak_of

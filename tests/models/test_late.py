@@ -15,10 +15,10 @@ from lopsided.inference.feature_cache import empty_cache, list_cache
 from lopsided.inference.scorer import Scorer
 from lopsided.models import encoders
 from lopsided.models.encoders import build_encoder, embedded_state, late_encoder
-from lopsided.models.fast.small_maps import SmallMapConv2d
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import EMBEDDED_ENCODER, preprocessing_of
+from lopsided.models.small_maps import SmallMapConv2d
 from lopsided.recipe.encoder_spec import EncoderSpec
 
 SHAPE = (3, 32, 32)

@@ -16,9 +16,9 @@ from lopsided.errors import DataError, RunError
 from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
-from lopsided.models.fast.small_maps import SmallMapConv2d
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME, Model, ModelCard, load_model, save_model
+from lopsided.models.small_maps import SmallMapConv2d
 from tiny import write_model
 from training.conftest import stripes
 

@@ -11,13 +11,12 @@ from torch import nn
 from torch.nn.functional import conv2d
 from torch.testing import assert_close
 
-from lopsided.models.fast.small_maps import (
+from lopsided.models.small_maps import (
     SmallMapConv2d,
     lay_out_weights,
     point_conv2d,
     small_map_conv2d,
     use_fast_paths,
-    used_taps,
 )
 
 # Rows and columns are planned separately, so the cases vary one property at a time instead of all combinations.
@@ -104,8 +103,8 @@ def test_what_the_fast_path_does_not_know_goes_the_stock_way(conv, monkeypatch):
     def forbidden(*_):
         raise AssertionError("the fast path was taken")
 
-    monkeypatch.setattr("lopsided.models.fast.small_maps.small_map_conv2d", forbidden)
-    monkeypatch.setattr("lopsided.models.fast.small_maps.point_conv2d", forbidden)
+    monkeypatch.setattr("lopsided.models.small_maps.small_map_conv2d", forbidden)
+    monkeypatch.setattr("lopsided.models.small_maps.point_conv2d", forbidden)
     stock = copy.deepcopy(conv)
     use_fast_paths(conv)
     x = torch.randn(2, 4, 2, 2)
@@ -119,7 +118,7 @@ def test_small_maps_do_take_the_fast_path_and_large_ones_do_not(monkeypatch):
         calls.append(tuple(x.shape[2:]))
         return small_map_conv2d(x, *rest)
 
-    monkeypatch.setattr("lopsided.models.fast.small_maps.small_map_conv2d", noted)
+    monkeypatch.setattr("lopsided.models.small_maps.small_map_conv2d", noted)
     conv = nn.Conv2d(4, 4, 3, padding=1)
     use_fast_paths(conv)
     for size in (1, 2, 4, 7):
@@ -198,21 +197,3 @@ def test_laying_out_weights_leaves_frozen_parts_frozen():
     model[1].eval()
     lay_out_weights(model, torch.zeros(1, 2, 2, 2))
     assert (model.training, model[0].training, model[1].training) == (True, True, False)
-
-
-def test_a_weight_that_something_else_uses_too_is_updated_in_all_its_taps():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(2, 2, 3, padding=1)
-            self.other = nn.ConvTranspose2d(2, 2, 3)
-            self.other.weight = self.conv.weight
-
-        def forward(self, x):
-            return self.conv(x)
-
-    model = Tied()
-    use_fast_paths(model)
-    assert lay_out_weights(model, torch.zeros(1, 2, 1, 1)) == 1
-    model(torch.zeros(1, 2, 1, 1))
-    assert used_taps(model.conv.weight) is None

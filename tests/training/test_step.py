@@ -19,8 +19,8 @@ from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
 from lopsided.losses import FeatureQueue, asymmetric_focal_contrastive_loss
 from lopsided.models.encoders import build_encoder
-from lopsided.models.fast.small_maps import use_fast_paths
 from lopsided.models.heads import ProjectionHead
+from lopsided.models.small_maps import use_fast_paths
 from lopsided.recipe import EncoderTraining
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics

@@ -157,8 +157,8 @@ def _require(to: str, *modules: str) -> None:
 def _network(model: Model, card: ModelCard) -> Any:
     from torch import nn
 
-    from lopsided.models.fast.small_maps import use_fast_paths
     from lopsided.models.heads import DecisionHead
+    from lopsided.models.small_maps import use_fast_paths
 
     model.complete()
     use_fast_paths(model, enabled=False)  # The fast paths are for torch only; the exporter needs plain convolutions.

@@ -96,7 +96,7 @@ def export_hub(
     """
     import torch
 
-    from lopsided.models.fast.small_maps import use_fast_paths
+    from lopsided.models.small_maps import use_fast_paths
 
     check_hub(card)
     target = Path(out)

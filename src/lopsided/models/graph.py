@@ -326,7 +326,7 @@ class _Translation:
 
 
 def _is_fast(layer: nn.Module) -> bool:
-    from lopsided.models.fast.small_maps import SmallMapConv2d
+    from lopsided.models.small_maps import SmallMapConv2d
 
     return type(layer) is SmallMapConv2d
 

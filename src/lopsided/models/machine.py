@@ -14,7 +14,7 @@ from torch import nn
 
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError, sentence
-from lopsided.models.fast.small_maps import lay_out_weights, use_fast_paths
+from lopsided.models.small_maps import lay_out_weights, use_fast_paths
 from lopsided.seeds import derive_seed
 
 

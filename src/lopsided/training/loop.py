@@ -23,12 +23,12 @@ from lopsided.errors import RunError
 from lopsided.losses.deferred import first_epoch
 from lopsided.losses.objective import Objective
 from lopsided.losses.queue import FeatureQueue
-from lopsided.models.fast.optimizers import make_optimizer
 from lopsided.models.machine import evaluating, seeded
 from lopsided.recipe import Classifier, EncoderTraining
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.batches import Batch, Indices, cut, loaded_positions, make_mixer
 from lopsided.training.checkpoint import Checkpoint, restore_training, training_tensors
+from lopsided.training.optimizers import make_optimizer
 from lopsided.training.reporter import Reporter
 from lopsided.training.selection import Judged
 from lopsided.training.step import Found, Precision, Sharpness, Step

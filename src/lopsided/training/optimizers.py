@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lopsided.models.fast.small_maps import used_taps
 from lopsided.recipe import Classifier, EncoderTraining
 
 MOMENTUM = 0.9
@@ -21,9 +20,7 @@ def in_memory_order(optimizer: Kind) -> Kind:
     """Make an optimizer pass every weight to torch's fused kernel in its memory order, and return the optimizer.
 
     In every step, the kernel copies the gradient of a weight that is not contiguous, such as a channels-last weight.
-    The update is elementwise, so a contiguous view of the same memory gives the same numbers without the copy. Unused
-    taps of a convolution kernel (``small_maps.used_taps``) never had a gradient. Without weight decay they cannot
-    change, so they are left out.
+    The update is elementwise, so a contiguous view of the same memory gives the same numbers without the copy.
 
     The views replace the optimizer's parameters and state during a step. The first step of a weight creates its state
     and is torch's own.
@@ -34,8 +31,7 @@ def in_memory_order(optimizer: Kind) -> Kind:
     def hand_over(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         kept[:] = [group["params"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
-            skips = group["weight_decay"] == 0
-            group["params"] = [_view(weight, optimizer.state, skips) for weight in group["params"]]
+            group["params"] = [_view(weight, optimizer.state) for weight in group["params"]]
 
     def take_back(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group, weights in zip(optimizer.param_groups, kept, strict=True):
@@ -49,7 +45,7 @@ def in_memory_order(optimizer: Kind) -> Kind:
     return optimizer
 
 
-def _view(weight: Tensor, state: dict[Tensor, Any], skips: bool) -> Tensor:
+def _view(weight: Tensor, state: dict[Tensor, Any]) -> Tensor:
     """Return a view of a weight with its gradient and state, or the weight itself if it has none."""
     if weight.grad is None:
         return weight
@@ -60,8 +56,7 @@ def _view(weight: Tensor, state: dict[Tensor, Any], skips: bool) -> Tensor:
     own = state[weight]
     own.update({name: _laid_like(weight, own[name]) for name in ("exp_avg", "exp_avg_sq")})
     tensors = (weight.detach(), weight.grad, own["exp_avg"], own["exp_avg_sq"])
-    used = used_taps(weight) if skips else None
-    view, view.grad, average, square = _contiguous_views(tensors) if used is None else _views_of_taps(tensors, used)
+    view, view.grad, average, square = _contiguous_views(tensors)
     state[view] = {**own, "exp_avg": average, "exp_avg_sq": square}
     return view
 
@@ -78,13 +73,6 @@ def _contiguous_views(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     order = sorted(range(first.dim()), key=lambda axis: (-strides[axis], axis))
     views = tuple(tensor.permute(order) for tensor in tensors)
     return views if views[0].is_contiguous() else tensors
-
-
-def _views_of_taps(tensors: tuple[Tensor, ...], used: slice) -> tuple[Tensor, ...]:
-    by_tap = tuple(tensor.permute(2, 3, 1, 0) for tensor in tensors)
-    if not all(tensor.is_contiguous() for tensor in by_tap):
-        return tensors
-    return tuple(tensor.flatten(0, 1)[used] for tensor in by_tap)
 
 
 def make_optimizer(

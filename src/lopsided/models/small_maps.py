@@ -26,9 +26,6 @@ MOST_POINTS = 64
 """The largest input for which a 1x1 convolution is faster as one product. With a stride, the product always is."""
 
 
-_USED = "used_taps"
-
-
 class Run(NamedTuple):
     """One product: output position, first input position, first tap, and the number of positions and taps."""
 
@@ -43,8 +40,6 @@ class Plan(NamedTuple):
 
     runs: tuple[Run, ...]
     size_out: Pair
-    taps: Pair
-    """The first and the last tap that the products use."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -57,8 +52,7 @@ def _plan(size: Pair, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair)
         for row, tap in in_rows
         for part in _neighbours(in_columns, dilation[1])
     ]
-    taps = [tap for run in runs for tap in (run.tap, run.tap + run.length - 1)] or [0]
-    return Plan(tuple(runs), (len(rows), len(columns)), (min(taps), max(taps)))
+    return Plan(tuple(runs), (len(rows), len(columns)))
 
 
 def _meetings(size: int, kernel: int, stride: int, padding: int, dilation: int) -> list[list[Pair]]:
@@ -157,8 +151,6 @@ class SmallMapConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Return the same result as the parent class, up to rounding."""
         path = self.path(x)
-        if torch.is_grad_enabled():
-            _note_taps(self.weight, self.plan(x) if path == "runs" else None)
         if path is None:
             return super().forward(x)
         weight, bias = self.weight, self.bias
@@ -228,42 +220,8 @@ def lay_out_weights(module: nn.Module, example: Tensor) -> int:
             child.training = training
         for handle in handles:
             handle.remove()
-    elsewhere = {
-        id(parameter)
-        for child in module.modules()
-        if not isinstance(child, SmallMapConv2d)
-        for parameter in child.parameters(recurse=False)
-    }
     for conv in small:
         taps = conv.weight.detach().permute(2, 3, 1, 0)
         # contiguous() may leave any stride on axes of length 1. A new tensor has the strides of its shape.
         conv.weight.data = taps.new_empty(taps.shape).copy_(taps).permute(3, 2, 0, 1)
-        if id(conv.weight) not in elsewhere:
-            setattr(conv.weight, _USED, slice(0, 0))
     return len(small)
-
-
-def used_taps(weight: Tensor) -> slice | None:
-    """Return the taps, counted row by row, that may have had a nonzero gradient. None means all taps, or unknown.
-
-    A 3x3 kernel over a 1x1 map uses one tap, so eight ninths of the largest weights of a ResNet on small images are
-    unused. The taps are recorded at each use, for weights that ``lay_out_weights`` reordered. A tap that was used once
-    stays recorded.
-    """
-    used: slice | None = getattr(weight, _USED, None)
-    return used
-
-
-def _note_taps(weight: Tensor, plan: Plan | None) -> None:
-    """Record the taps that a convolution uses. Without a plan, all taps are used."""
-    used: slice | None = getattr(weight, _USED, None)
-    if used is None:
-        return
-    if plan is None:
-        setattr(weight, _USED, None)
-        return
-    first, last = plan.taps
-    if used.start == used.stop:
-        setattr(weight, _USED, slice(first, last + 1))
-    elif first < used.start or last >= used.stop:
-        setattr(weight, _USED, slice(min(first, used.start), max(last + 1, used.stop)))

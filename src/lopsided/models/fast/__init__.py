@@ -1,1 +1,0 @@
-"""Exact fast paths: small maps, the optimizer's memory order."""
