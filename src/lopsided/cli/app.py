@@ -16,7 +16,21 @@ from typing import Annotated, Any
 import typer
 
 from lopsided import __version__
-from lopsided.cli import cache, compare, demo, evaluate, export, find, look, predict, report, reproduce, settings, train
+from lopsided.cli import (
+    cache,
+    compare,
+    demo,
+    evaluate,
+    export,
+    find,
+    look,
+    predict,
+    report,
+    reproduce,
+    serve,
+    settings,
+    train,
+)
 from lopsided.cli.output import StoppedError, begin, process_age
 from lopsided.errors import LopsidedError, SaidError, is_out_of_memory
 from lopsided.progress import printable
@@ -59,6 +73,7 @@ def lopsided(
       lopsided evaluate new-photos        evaluate on other labelled images
       lopsided predict inbox --out answers.csv
       lopsided find archive --class melanoma --out found.csv
+      lopsided serve --open               a page to try the newest run
       lopsided export --to onnx
       lopsided predict runs/1 inbox       use this run
       lopsided compare photos --methods "quick, ce, afcl" --folds 5 --out CMP
@@ -75,6 +90,7 @@ for verb in (
     export.export,
     compare.compare,
     report.report,
+    serve.serve,
     reproduce.reproduce,
     look.recipes,
     look.losses,

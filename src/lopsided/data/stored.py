@@ -1,4 +1,4 @@
-"""Images that are not files of this machine: files behind an address, such as s3://bucket/photos, and cells of tables.
+"""Images that are not files of this machine: files behind an address, such as s3://bucket/photos, cells, and bytes.
 
 An address is opened through fsspec. Nothing is fetched unless the user names an address. An image is read whole, into
 memory, hashed and decoded like a file, and not written to disk. (``simplecache::s3://...`` lets fsspec keep copies.)
@@ -60,6 +60,17 @@ class Stored(ABC):
 
 ImagePath: TypeAlias = Path | Stored
 """Where an image is."""
+
+
+class Sent(Stored):
+    """An image that another program sent. Its address is a name that this program gave it."""
+
+    def __init__(self, address: str, content: bytes) -> None:
+        self.address, self._content = address, content
+
+    def read(self) -> bytes:
+        """Return what was sent."""
+        return self._content
 
 
 class RemoteFile(Stored):

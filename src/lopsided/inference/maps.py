@@ -13,7 +13,7 @@ from PIL import Image
 
 from lopsided import files
 from lopsided.data.augment import to_float
-from lopsided.data.decoding import UnreadableImageError, decode_image, read_image
+from lopsided.data.decoding import Pixels, UnreadableImageError, decode_image, read_image
 from lopsided.errors import InputError
 from lopsided.models.maps import check_positions, class_maps
 
@@ -41,11 +41,13 @@ class Maps:
 
     def of(self, path: ImagePath, label: int) -> Map:
         """Return the map of an image for a class. Raise an ``UnreadableImageError`` if it cannot be decoded."""
-        pixels = torch.from_numpy(decode_image(path, self.card.image_size, self.card.channels))[None]
+        return self.of_pixels(decode_image(path, self.card.image_size, self.card.channels), label)
+
+    def of_pixels(self, pixels: Pixels, label: int) -> Map:
+        """Return the map of a decoded image for a class."""
         device = self.model.classifier.weight.device
-        found: Map = (
-            class_maps(self.model, to_float(pixels.to(device)), torch.tensor([label], device=device))[0].cpu().numpy()
-        )
+        batch = to_float(torch.from_numpy(pixels)[None].to(device))
+        found: Map = class_maps(self.model, batch, torch.tensor([label], device=device))[0].cpu().numpy()
         return found
 
 

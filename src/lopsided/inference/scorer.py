@@ -40,7 +40,8 @@ Counted = Callable[[int, int], None]
 BATCH = 64
 BLOCK = 2048
 """Images whose features of all views are in memory at a time."""
-_Read = tuple[ImagePath, FileFacts, Pixels | None]
+Read = tuple[ImagePath, FileFacts, Pixels | None]
+"""Where an image is, what reading it told, and its pixels unless its features are cached."""
 SIDE = 16
 """Side of the small images in pixels."""
 _SMALL_BATCH = 256
@@ -252,17 +253,18 @@ class Scorer:
         A file is read once: what is hashed is what is decoded. Unreadable files are no error.
         """
         self.complete()
-        read = ordered_map(self._read, paths, self.workers)
+        read = ordered_map(self.read, paths, self.workers)
         while batch := list(islice(read, self.batch_size)):
-            yield self._score(batch)
+            yield self.score_read(batch)
         self._flush()
 
-    def _read(self, path: ImagePath) -> _Read:
+    def read(self, path: ImagePath) -> Read:
         """Read one file, and decode it unless the features of all its views are cached."""
         known = (lambda digest: all(digest in shelf for shelf in self.shelves)) if self.shelves else None
         return path, *read_pixels(path, self.card.image_size, self.card.channels, known)
 
-    def _score(self, batch: Sequence[_Read]) -> Scores:
+    def score_read(self, batch: Sequence[Read]) -> Scores:
+        """Score images that ``read`` returned. Threads may read while another one scores."""
         num, views = len(batch), self.engine.views
         reasons = [facts.error or _misfit(pixels, self.card) for _, facts, pixels in batch]
         digests = [facts.digest for _, facts, _ in batch]

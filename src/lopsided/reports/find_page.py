@@ -37,7 +37,9 @@ _REST = 600
 
 
 @dataclass(frozen=True)
-class _Picture:
+class Picture:
+    """A small version of an image, as WebP."""
+
     content: bytes
     small: bool
     """Whether the image has so few pixels that they are better shown as squares."""
@@ -65,7 +67,7 @@ def find_page(found: Found, progress: Progress | None = None) -> tuple[str, int]
     """Return the page of a search, and the number of images on it."""
     rows, notes = _shown(found.result.rows)
     pictures = _pictures([row.path for row in rows], progress)
-    items = [_item(row, rank, picture) for (row, rank), picture in zip(_ranked(rows, found), pictures, strict=True)]
+    items = [_item(row, rank, small) for (row, rank), small in zip(_ranked(rows, found), pictures, strict=True)]
     classes = found.card.classes
     other = next(name for name in classes if name != found.label) if len(classes) == 2 else ""
     listed = "\0".join([found.label, *(item["full"] for item in items)])
@@ -106,15 +108,15 @@ def _ranked(rows: Sequence[Row], found: Found) -> Iterator[tuple[Row, int]]:
     yield from ((row, ranks[row.position]) for row in rows)
 
 
-def _item(row: Row, rank: int, picture: _Picture | None) -> dict[str, Any]:
+def _item(row: Row, rank: int, small: Picture | None) -> dict[str, Any]:
     return {
         "rank": rank,
         "path": row.path,
         "full": absolute(row.path),
         "p": number(row.probability) if row.probability > 0.5 else probability(row.probability),
         "near": "" if row.nearness is None else signed(row.nearness),
-        "picture": "" if picture is None else base64.b64encode(picture.content).decode(),
-        "small": picture is not None and picture.small,
+        "picture": "" if small is None else base64.b64encode(small.content).decode(),
+        "small": small is not None and small.small,
     }
 
 
@@ -128,16 +130,16 @@ def _summary(found: Found) -> str:
     return text
 
 
-def _pictures(paths: Sequence[str], progress: Progress | None) -> list[_Picture | None]:
+def _pictures(paths: Sequence[str], progress: Progress | None) -> list[Picture | None]:
     """Return the pictures, as large as fits. The pictures of unreadable images are None."""
     budget = 3 * (LIMIT - 150_000 - _REST * len(paths)) // 4
     workers = os.cpu_count() or 1
     step = max(1, len(paths) // _SAMPLE)
     for side, quality in _LADDER:
-        some = [_picture(path, side, quality) for path in paths[::step]]
+        some = [picture(path, side, quality) for path in paths[::step]]
         if step * sum(len(each.content) for each in some if each is not None) > budget and side > _LADDER[-1][0]:
             continue
-        made: list[_Picture | None] = []
+        made: list[Picture | None] = []
         for each in ordered_map(_maker(side, quality), paths, workers):
             made.append(each)
             if progress is not None:
@@ -148,10 +150,11 @@ def _pictures(paths: Sequence[str], progress: Progress | None) -> list[_Picture 
 
 
 def _maker(side: int, quality: int) -> Any:
-    return lambda path: _picture(path, side, quality)
+    return lambda path: picture(path, side, quality)
 
 
-def _picture(path: str, side: int, quality: int) -> _Picture | None:
+def picture(path: str | os.PathLike[str], side: int, quality: int) -> Picture | None:
+    """Return the picture of an image, at most ``side`` pixels wide and high; None if the image is unreadable."""
     try:
         image = read_image(path, side)
     except UnreadableImageError:
@@ -160,4 +163,4 @@ def _picture(path: str, side: int, quality: int) -> _Picture | None:
     image.thumbnail((side, side), Image.Resampling.BICUBIC)
     content = io.BytesIO()
     image.convert("RGB").save(content, "WEBP", quality=quality, method=2, lossless=small)
-    return _Picture(content.getvalue(), small)
+    return Picture(content.getvalue(), small)

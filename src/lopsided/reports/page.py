@@ -35,6 +35,7 @@ def render(template: str, *, data: Any, pictures: str = "", further: str = "", *
     style, script = _static("report.css"), _static("report.js")
     if further:
         style, script = style + _static(f"{further}.css"), _static(f"{further}.js") + script
+    script = _static("common.js") + script
     policy = "; ".join(
         [
             "default-src 'none'",

@@ -2,9 +2,9 @@
 (function () {
   "use strict";
 
-  const data = JSON.parse(document.getElementById("data").textContent);
+  const { $ } = lopsided;
+  const data = JSON.parse($("data").textContent);
   if (data.kind !== "find") return;
-  const $ = (id) => document.getElementById(id);
   const CHUNK = 100; // Number of pictures added to the gallery at once.
   const KEY = `lopsided-find-${data.id}`;
   const SAID = { yes: "yes", no: "no", skip: "skipped" };
@@ -142,12 +142,7 @@
   $("undo").addEventListener("click", undo);
   $("save").addEventListener("click", save);
   $("more-found").addEventListener("click", () => { addTiles(); show(); });
-  document.addEventListener("keydown", (event) => {
-    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-    if (event.ctrlKey || event.metaKey || event.altKey || event.repeat && "ynsud".includes(key) || !KEYS[key]) return;
-    event.preventDefault();
-    KEYS[key]();
-  });
+  lopsided.onKeys(KEYS);
   read();
   addTiles();
   show();

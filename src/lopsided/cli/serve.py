@@ -1,0 +1,91 @@
+"""The subcommand that opens a page to work on: serve."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import webbrowser
+from typing import Annotated
+
+import typer
+
+from lopsided.cli.options import Device, Quiet, RunFolder
+from lopsided.cli.output import say, show
+from lopsided.errors import InputError, MissingDependencyError
+
+TOKEN = "LOPSIDED_TOKEN"
+"""The variable of the environment with the token of a server; by default it is a new one each time."""
+
+
+def serve(
+    run: RunFolder = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Any other than this machine's own needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8765,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another name under which the server is reached, such as that of a proxy. Can be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Device = "auto",
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Open a page on which to try the model of a run.
+
+    The page takes images, shows class, calibrated probability, typicality,
+    where the model looked and the nearest known images, and lets thresholds,
+    costs and shares be tried out. Programs ask the same server: POST
+    /v1/predict, GET /v1/model, /healthz, /metrics and /openapi.json. `lopsided
+    predict --url` does so, too.
+
+    The server listens on this machine only. With another --host, a token is
+    needed, which is printed, or taken from LOPSIDED_TOKEN. Images that are
+    sent are forgotten after the answer.
+
+    \b
+    Examples:
+      lopsided serve --open
+      lopsided serve runs/1 --port 9000
+      lopsided serve runs/1 --host 0.0.0.0 --name lab.example.org
+    """
+    from lopsided.runs.newest import named_or_newest
+
+    try:
+        from lopsided.serve import app, guard, server
+        from lopsided.serve.bench import Bench
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "python_multipart", "multipart"):
+            raise
+        do = "Run pip install 'lopsided[serve]'."
+        raise MissingDependencyError(f"serve needs {error.name}, which is not installed. {do}") from None
+
+    folder = named_or_newest(run, quiet=quiet)
+    here = guard.is_loopback(host)
+    given = os.environ.get(TOKEN, "")
+    if given and (len(given) < 16 or not given.isascii() or not given.isprintable()):
+        raise InputError(f"{TOKEN} must have at least 16 characters of ASCII. Leave it out to get a new one.")
+    token = given or ("" if here else secrets.token_urlsafe(24))
+    listener = server.bind(host, port)
+    bench = Bench(folder, device=device)
+    try:
+        bench.prepare()
+        at, names = listener.getsockname()[1], {*guard.LOOPBACK, host.lower(), *(each.lower() for each in name or ())}
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{at}/" + (f"?token={token}" if token and not given else "")
+
+        def started() -> None:
+            show(f"{folder} is served on {address}")
+            sys.stdout.flush()
+            if not quiet:
+                say("Stop with Ctrl+C.")
+            if open_page:
+                webbrowser.open(address)
+
+        server.run(app.make_app(bench, guard.Access(names, token)), listener, bench.limits, started)
+    finally:
+        bench.close()

@@ -1,0 +1,180 @@
+"""The routes of a server: the page, its files, and the web interface."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Any
+from urllib.parse import parse_qs
+
+import jinja2
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from lopsided import __version__
+from lopsided.errors import LopsidedError
+from lopsided.reports.page import embedded_json
+from lopsided.serve.bench import Bench
+from lopsided.serve.guard import INTERNAL, Access, Guard, JsonResponse, refused
+from lopsided.serve.limits import RefusedError
+from lopsided.serve.openapi import describe
+from lopsided.serve.requests import DecideJson, read_images, read_json
+
+_FILES = {
+    "report.css": ("lopsided.reports", "text/css"),
+    "find.css": ("lopsided.reports", "text/css"),
+    "common.js": ("lopsided.reports", "text/javascript"),
+    "serve.css": ("lopsided.serve", "text/css"),
+    "serve.js": ("lopsided.serve", "text/javascript"),
+    "try.js": ("lopsided.serve", "text/javascript"),
+}
+"""The files of the page. Those of reports are shared with pages that need no server."""
+_COOKIE_SECONDS = 30 * 24 * 3600
+_MOST_LOGIN = 4096
+
+
+def make_app(bench: Bench, access: Access) -> ASGIApp:
+    """Return the app of a workbench."""
+    routes = Routes(bench, access)
+    app = Starlette(
+        routes=[
+            Route("/", routes.page),
+            Route("/login", routes.login, methods=["POST"]),
+            Route("/static/{name}", routes.static),
+            Route("/images/{name}", routes.image),
+            Route("/v1/predict", routes.predict, methods=["POST"]),
+            Route("/v1/decide", routes.decide, methods=["POST"]),
+            Route("/v1/model", routes.model),
+            Route("/healthz", routes.health),
+            Route("/metrics", routes.metrics),
+            Route("/openapi.json", routes.openapi),
+        ],
+        exception_handlers=dict.fromkeys((LopsidedError, HTTPException, Exception), _refuse),
+    )
+    return Guard(app, access, bench.limits, bench.counters)
+
+
+class Routes:
+    """One method per route."""
+
+    def __init__(self, bench: Bench, access: Access) -> None:
+        self._bench, self._access = bench, access
+
+    async def page(self, request: Request) -> Response:
+        """Return the page, or the question for the token. An address with the token sets the cookie."""
+        given = request.query_params.get("token")
+        if given is not None:
+            return self._admit(given)
+        if not self._access.admits(request.headers):
+            return _html("login.html.j2", 401, wrong=False)
+        return _html("serve.html.j2", data={"model": self._bench.served.facts()})
+
+    async def login(self, request: Request) -> Response:
+        """Set the cookie if the token is right."""
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _MOST_LOGIN:
+                raise RefusedError(413, "too_large", "A token is shorter.")
+        given = parse_qs(body.decode(errors="replace")).get("token", [""])[0]
+        return self._admit(given.strip())
+
+    def _admit(self, given: str) -> Response:
+        if not self._access.token:
+            return RedirectResponse("/", 303)
+        if not self._access.is_token(given):
+            return _html("login.html.j2", 401, wrong=True)
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(
+            self._access.cookie_name,
+            self._access.cookie,
+            max_age=_COOKIE_SECONDS,
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
+
+    async def static(self, request: Request) -> Response:
+        """Return a file of the page."""
+        name = request.path_params["name"]
+        if name not in _FILES:
+            raise HTTPException(404)
+        room, kind = _FILES[name]
+        return Response(_file(room, name), media_type=kind, headers={"Cache-Control": "no-cache"})
+
+    async def image(self, request: Request) -> Response:
+        """Return the picture of a known image or one of the pool, by its id."""
+        found = await self._bench.picture(request.path_params["name"])
+        if found is None:
+            raise HTTPException(404)
+        headers = {"Cache-Control": "private, max-age=3600", "X-Small": "1" if found.small else "0"}
+        return Response(found.content, media_type="image/webp", headers=headers)
+
+    async def predict(self, request: Request) -> Response:
+        """Predict the classes of images."""
+        images, options = await read_images(request, self._bench.limits)
+        return JsonResponse(await self._bench.predict(images, options))
+
+    async def decide(self, request: Request) -> Response:
+        """Decide again, and count."""
+        return JsonResponse(await self._bench.decide(await read_json(request, DecideJson)))
+
+    async def model(self, request: Request) -> Response:
+        """Describe the model."""
+        limits = self._bench.limits
+        most = {"images": limits.images, "image_bytes": limits.image_bytes, "pixels": limits.pixels}
+        return JsonResponse({"lopsided": __version__, **self._bench.served.facts(), "limits": most})
+
+    async def health(self, request: Request) -> Response:
+        """Tell that the server answers."""
+        return JsonResponse({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        """Return the counters."""
+        return Response(self._bench.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, request: Request) -> Response:
+        """Return the description of the interface."""
+        return JsonResponse(describe(self._bench.limits))
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Answer an error: one that a route raised, one of the router, one of the user, or a defect."""
+    if isinstance(error, RefusedError):
+        return refused(error)
+    if isinstance(error, HTTPException):
+        code, text = _HTTP.get(error.status_code, ("http", str(error.detail)))
+        answer = refused(RefusedError(error.status_code, code, text))
+        answer.headers.update(error.headers or {})
+        return answer
+    return refused(RefusedError(422, "invalid", str(error)) if isinstance(error, LopsidedError) else INTERNAL)
+
+
+_HTTP = {404: ("not_found", "There is nothing here."), 405: ("wrong_method", "This address takes another method.")}
+
+
+def _html(template: str, status: int = 200, *, data: Any = None, **context: Any) -> Response:
+    text = _environment().get_template(template).render(data=embedded_json(data), version=__version__, **context)
+    return Response(text, status, media_type="text/html; charset=utf-8")
+
+
+@cache
+def _file(room: str, name: str) -> bytes:
+    return (resources.files(room) / "static" / name).read_bytes()
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.ChoiceLoader(
+            [jinja2.PackageLoader("lopsided.serve", "templates"), jinja2.PackageLoader("lopsided.reports", "templates")]
+        ),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )

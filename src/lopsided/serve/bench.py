@@ -1,0 +1,153 @@
+"""The workbench behind the pages: a model that answers, the images that may be shown, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from lopsided.data.stored import Sent
+from lopsided.errors import InputError
+from lopsided.inference.predict import Use
+from lopsided.reports.find_page import Picture, picture
+from lopsided.runs.known import Labelled, labelled_images
+from lopsided.serve.counters import Counters
+from lopsided.serve.gallery import Gallery
+from lopsided.serve.limits import Limits, RefusedError
+from lopsided.serve.model import Served, data_address
+from lopsided.serve.requests import DecideJson, PredictOptions
+from lopsided.serve.worker import Judged, Worker
+
+V = TypeVar("V")
+_PICTURE = (320, 80)
+"""Side in pixels and quality of the pictures of images that were sent."""
+
+
+class Bench:
+    """Everything that a server has in memory. ``close`` ends its threads."""
+
+    def __init__(self, run: Path, *, device: str = "auto", limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.counters, self.gallery = Counters(), Gallery()
+        self.served, self._device = Served(run, device), device
+        self.worker = Worker(2 * self.limits.waiting, self.counters.batches.add)
+        self._readers = ThreadPoolExecutor(os.cpu_count() or 1, "lopsided-read")
+        self._reading = 0
+        self.labelled: Labelled | None = None
+        """The labelled images of the run; None as long as they are being read."""
+
+    def prepare(self) -> None:
+        """Make the model ready, and look for the known images meanwhile."""
+        self.served.use_of(None, None)
+        self.worker.do(self.served.complete).result()
+        threading.Thread(target=self._look, name="lopsided-known", daemon=True).start()
+
+    def _look(self) -> None:
+        self.labelled = labelled_images(self.served.folder)
+        self.worker.begin(self.served.learn(self.labelled, self.gallery))
+
+    def close(self) -> None:
+        """Finish what waits, and end all threads."""
+        self.worker.end()
+        self._readers.shutdown(cancel_futures=True)
+
+    @property
+    def reading(self) -> int:
+        """The number of images of requests that are not answered yet."""
+        return self._reading
+
+    async def predict(self, images: Sequence[bytes], options: PredictOptions) -> dict[str, Any]:
+        """Answer the images of a request."""
+        served = self.served
+        use = await self.use(served, options.decide, options.prevalence)
+        if self._reading + len(images) > self.limits.waiting:
+            raise RefusedError(503, "busy", "Too many images wait. Try again in a few seconds.")
+        self._reading += len(images)
+        try:
+            answers = await asyncio.gather(
+                *(self._one(served, place, image, use, options) for place, image in enumerate(images, start=1))
+            )
+        finally:
+            self._reading -= len(images)
+        for answer in answers:
+            self._count(answer)
+        return {"run": served.folder.name, "decide": use.decision.rule, "images": answers}
+
+    async def _one(
+        self, served: Served, place: int, content: bytes, use: Use, options: PredictOptions
+    ) -> dict[str, Any]:
+        image = Sent(f"image {place}", content)
+        read = await self._thread(served.read, image, self.limits.pixels)
+        _, facts, pixels = read
+        judged = Judged(facts.error, np.empty(0), None, None)
+        if not facts.error:
+            judged = await _waited(self.worker.score(served.sent, read))
+        answer = served.answer(judged, use)
+        if judged.reason:
+            return answer
+        if options.picture:
+            small = await self._thread(picture, image, *_PICTURE)
+            answer["picture"] = "" if small is None else data_address(small.content)
+        if options.map and pixels is not None:
+            label = int(use.decision.decide(use.probabilities(judged.probabilities)))
+            answer["map"] = await _waited(self.worker.do(lambda: served.map_of(pixels, label)))
+        if options.nearest:
+            answer["nearest"] = await self._thread(served.nearest, judged, options.nearest)
+        return answer
+
+    async def decide(self, asked: DecideJson) -> dict[str, Any]:
+        """Decide again about probabilities that carry the shares of the model, and count what that means."""
+        served = self.served
+        if any(len(row) != len(served.classes) for row in asked.probabilities):
+            must = f"Each row of probabilities must have {len(served.classes)} numbers, one per class."
+            raise RefusedError(422, "invalid", must)
+        use = await self.use(served, asked.decide, asked.prevalence)
+        p = use.probabilities(np.array(asked.probabilities).reshape(-1, len(served.classes)))
+        answers = [served.decided(row, use) for row in p]
+        return {"decide": use.decision.rule, "images": answers, "counts": await self._thread(served.counts, use)}
+
+    async def use(self, served: Served, decide: str | None, prevalence: str | None) -> Use:
+        """Return the decision of a rule that a request names."""
+        try:
+            return await self._thread(served.use_of, decide or None, prevalence or None)
+        except InputError as error:
+            raise RefusedError(422, "invalid", str(error)) from None
+
+    async def picture(self, name: str) -> Picture | None:
+        """Return the picture of an image that may be shown, by its id."""
+        return await self._thread(self.gallery.picture, name)
+
+    def metrics(self) -> str:
+        """Return the text for Prometheus."""
+        gauges = {
+            "lopsided_waiting_images": ("Images of requests that are not answered yet.", float(self.reading)),
+            "lopsided_known_images": (
+                "Known images that new ones are compared with.",
+                float(0 if self.served.neighbours is None else len(self.served.neighbours.ids)),
+            ),
+        }
+        return self.counters.text(
+            gauges,
+            {"run": self.served.folder.name, "sha256": self.served.card.sha256, "encoder": self.served.card.encoder},
+        )
+
+    async def _thread(self, function: Callable[..., V], *arguments: Any) -> V:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, function, *arguments)
+
+    def _count(self, answer: dict[str, Any]) -> None:
+        if "unreadable" in answer:
+            self.counters.unreadable.add()
+            return
+        self.counters.images.add(answer["predicted"])
+        if answer.get("unfamiliar"):
+            self.counters.unfamiliar.add()
+
+
+async def _waited(future: Future[V]) -> V:
+    return await asyncio.wrap_future(future)

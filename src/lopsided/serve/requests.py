@@ -1,0 +1,134 @@
+"""What requests ask for: images in a form or in JSON, and the options beside them. Nothing that is sent is trusted."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
+
+from lopsided.serve.limits import MEGABYTE, Limits, RefusedError
+
+_MOST_TEXT = 64 * 1024
+"""Bytes of an option in a form."""
+Content = TypeVar("Content", bound=BaseModel)
+Rule = Annotated[str, Field(max_length=10_000)]
+
+
+class Asked(BaseModel):
+    """What a caller may ask for, an object for each request with a body."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class PredictOptions(Asked):
+    """The options of a prediction."""
+
+    decide: Rule | None = Field(None, description="Decision rule, such as balanced or threshold:shirt=0.2.")
+    prevalence: Rule | None = Field(None, description="Expected class shares, such as shirt=0.02,other=0.98.")
+    map: bool = Field(False, description="Also return where the model looked, as a transparent picture.")
+    nearest: int = Field(0, ge=0, le=20, description="Also return this many nearest known images.")
+    picture: bool = Field(False, description="Also return a small picture of the image.")
+
+
+class PredictJson(PredictOptions):
+    """A prediction of images in JSON."""
+
+    images: list[str] = Field(min_length=1, description="Images as base64.")
+
+
+class DecideJson(Asked):
+    """A decision about known probabilities, and what it means for the held-back images of the run."""
+
+    decide: Rule | None = None
+    prevalence: Rule | None = None
+    probabilities: list[list[Annotated[float, Field(ge=0, le=1)]]] = Field(default=[], max_length=10_000)
+
+
+async def read_images(request: Request, limits: Limits) -> tuple[list[bytes], PredictOptions]:
+    """Return the images of a request in memory, and its options. Names that the client gives are not read."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        images, options = await _read_form(request, limits)
+    elif kind == "application/json":
+        asked = await read_json(request, PredictJson)
+        images, options = _decoded(asked.images, limits), asked
+    else:
+        text = "Send images as multipart/form-data in fields called image, or as JSON with a list images of base64."
+        raise RefusedError(415, "wrong_type", text)
+    if len(images) > limits.images:
+        raise _too_many(limits)
+    if any(len(image) > limits.image_bytes for image in images):
+        most = f"{limits.image_bytes / MEGABYTE:,.0f} MB"
+        raise RefusedError(413, "too_large", f"An image must have at most {most}.")
+    return images, options
+
+
+async def read_json(request: Request, form: type[Content]) -> Content:
+    """Return the JSON of a request, checked by its form."""
+    try:
+        return checked(form, json.loads(await request.body()))
+    except ClientDisconnect:
+        raise RefusedError(400, "disconnected", "The request ended too early.") from None
+    except (ValueError, RecursionError):
+        raise RefusedError(400, "no_json", "The body must be valid JSON.") from None
+
+
+def checked(form: type[Content], content: Any) -> Content:
+    """Return content in a form. Raise if it does not fit."""
+    try:
+        return form.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"][:3])[:100]
+        text = f"{where}: {first['msg']}" if where else first["msg"]
+        raise RefusedError(422, "invalid", f"{text}.") from None
+
+
+class _InMemory(MultiPartParser):
+    spool_max_size = 1 << 40  # Nothing is written to disk; the size of a request is limited before.
+
+
+async def _read_form(request: Request, limits: Limits) -> tuple[list[bytes], PredictOptions]:
+    fields = len(PredictOptions.model_fields)
+    try:
+        parser = _InMemory(
+            request.headers, request.stream(), max_files=limits.images, max_fields=fields, max_part_size=_MOST_TEXT
+        )
+        form = await parser.parse()
+    except MultiPartException as error:
+        if "Too many files" in error.message:
+            raise _too_many(limits) from None
+        raise RefusedError(400, "no_form", f"The form cannot be read: {error.message.rstrip('.')}.") from None
+    except ClientDisconnect:
+        raise RefusedError(400, "disconnected", "The request ended too early.") from None
+    images, options = [], {}
+    for name, value in form.multi_items():
+        if isinstance(value, UploadFile):
+            images.append(await value.read())
+            await value.close()
+        else:
+            options[name] = value
+    if not images:
+        raise RefusedError(422, "no_image", "The form holds no image. Send files in fields called image.")
+    return images, checked(PredictOptions, options)
+
+
+def _decoded(texts: list[str], limits: Limits) -> list[bytes]:
+    if len(texts) > limits.images:
+        raise _too_many(limits)
+    try:
+        return [base64.b64decode(text, validate=True) for text in texts]
+    except (binascii.Error, ValueError):
+        raise RefusedError(
+            422, "no_base64", "Each image must be base64, without the start of a data address."
+        ) from None
+
+
+def _too_many(limits: Limits) -> RefusedError:
+    return RefusedError(413, "too_many", f"A request must have at most {limits.images} images.")

@@ -1,0 +1,56 @@
+"""Run a server until it is asked to stop: what has begun is finished."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from lopsided.errors import InputError
+from lopsided.serve.limits import Limits
+
+
+class Server(uvicorn.Server):
+    """A server that ends on SIGTERM or SIGINT when all requests that have begun are answered."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End; at once if somebody interrupts twice."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address. Port 0 is any free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        do = "Choose another --port." if port else "Choose another --host."
+        raise InputError(f"Cannot listen on {host}, port {port} ({reason}). {do}") from None
+    return listener
+
+
+def run(app: ASGIApp, listener: socket.socket, limits: Limits, started: Callable[[], None]) -> None:
+    """Serve an app until the process is asked to stop."""
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        log_level="warning",
+        lifespan="off",
+        server_header=False,
+        date_header=True,
+        proxy_headers=False,
+        ws="none",
+        limit_concurrency=limits.connections,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=int(limits.seconds) + 5,
+    )
+    started()
+    Server(config).run(sockets=[listener])

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lopsided import cli
+from tiny import write_photos
+
+pytest.importorskip("starlette", reason="the extra serve is not installed")
+
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
+
+    from lopsided.serve.bench import Bench
+
+QUICK = ["--recipe", "quick", "--quiet", "--folds", "2", "--device", "cpu", "image_size=32"]
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty cats, twelve dogs, and a dog that is labelled as a cat; not to be changed."""
+    folder = write_photos(tmp_path_factory.mktemp("serve") / "photos", {"cat": 30, "dog": 13})
+    shutil.move(folder / "dog" / "012.png", folder / "cat" / "wrong.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
+    """Twelve cats and six dogs that are new, one dog that the run knows, a copy, and a file that is no image."""
+    folder = write_photos(tmp_path_factory.mktemp("serve") / "pool", {"cat": 12, "dog": 6}, start=300)
+    shutil.copy(photos / "dog" / "001.png", folder / "known.png")
+    shutil.copy(folder / "dog" / "300.png", folder / "twin.png")
+    (folder / "broken.png").write_text("no image")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
+    """A finished run with folds; not to be changed."""
+    folder = tmp_path_factory.mktemp("serve") / "run"
+    assert cli.run(["fit", str(photos), "--out", str(folder), *QUICK]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bench(run: Path) -> Iterator[Bench]:
+    """A workbench of the run whose known images are ready."""
+    from lopsided.serve.bench import Bench
+
+    bench = Bench(run, device="cpu")
+    bench.prepare()
+    wait_for(lambda: bench.served.neighbours is not None)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def client(bench: Bench) -> TestClient:
+    """A caller on this machine."""
+    return client_of(bench)
+
+
+def client_of(bench: Bench, token: str = "", **options: Any) -> TestClient:
+    """Return a caller of an app of a workbench."""
+    from starlette.testclient import TestClient
+
+    from lopsided.serve.app import make_app
+    from lopsided.serve.guard import LOOPBACK, Access
+
+    app = make_app(bench, Access(LOOPBACK, token))
+    return TestClient(app, "http://127.0.0.1:8765", follow_redirects=False, **options)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait for a condition. Only a defect reaches the limit."""
+    import time
+
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from PIL import Image
+
+from serve.conftest import client_of
+
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
+
+    from lopsided.serve.bench import Bench
+
+TOKEN = "a-token-of-the-test-0123456789"
+GETS = ["/", "/v1/model", "/healthz", "/metrics", "/openapi.json", "/static/report.css", "/images/aaaa"]
+
+
+@pytest.mark.parametrize("path", GETS)
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "[::1"])
+def test_another_host_is_refused_on_every_route(client: TestClient, path: str, host: str) -> None:
+    answer = client.get(path, headers={"Host": host})
+    assert answer.status_code == 421
+    assert answer.json()["error"]["code"] == "wrong_host"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost:1", "[::1]:8765", "LOCALHOST"])
+def test_the_names_of_this_machine_are_its_own(client: TestClient, host: str) -> None:
+    assert client.get("/healthz", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:9999", "file://", "http://["])
+def test_pages_of_other_sites_are_refused(client: TestClient, origin: str) -> None:
+    answer = client.post("/v1/decide", json={}, headers={"Origin": origin})
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "wrong_origin"
+    assert client.post("/v1/decide", json={}, headers={"Origin": "http://127.0.0.1:8765"}).status_code == 200
+
+
+def test_a_site_may_link_to_the_page_but_not_read_it(client: TestClient) -> None:
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert client.get("/", headers=link).status_code == 200
+    assert client.get("/v1/model", headers={**link, "Sec-Fetch-Mode": "no-cors"}).status_code == 403
+    assert client.post("/v1/decide", json={}, headers=link).status_code == 403
+
+
+@pytest.mark.parametrize("path", [path for path in GETS if path not in ("/", "/healthz", "/static/report.css")])
+def test_without_the_token_nothing_is_told(bench: Bench, path: str) -> None:
+    client = client_of(bench, TOKEN)
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Cookie": "lopsided-1=\x01"}):
+        answer = client.get(path, headers=headers)
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "no_token"
+    assert client.get(path, headers={"Authorization": f"Bearer {TOKEN}"}).status_code != 401
+
+
+def test_the_page_asks_for_the_token_and_keeps_a_cookie(bench: Bench) -> None:
+    client = client_of(bench, TOKEN)
+    first = client.get("/")
+    assert first.status_code == 401
+    assert "model-facts" not in first.text
+    assert client.get("/?token=wrong").status_code == 401
+    assert client.post("/login", data={"token": "wrong"}).status_code == 401
+    for entered in (client_of(bench, TOKEN).get(f"/?token={TOKEN}"), client.post("/login", data={"token": TOKEN})):
+        assert entered.status_code == 303
+        assert entered.headers["location"] == "/"  # The token leaves the address bar.
+        cookie = entered.headers["set-cookie"]
+        assert "SameSite=strict" in cookie
+        assert "HttpOnly" in cookie
+        assert TOKEN not in cookie
+    assert "model-facts" in client.get("/").text
+    assert client.get("/v1/model").status_code == 200
+
+
+def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    import hmac
+
+    from lopsided.serve.guard import Access
+
+    compared = []
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
+    assert Access((), TOKEN).is_token(TOKEN)
+    assert not Access((), TOKEN).is_token("\udcff")
+    assert len(compared) == 2
+
+
+@pytest.mark.parametrize("path", GETS)
+def test_every_answer_has_the_headers_that_protect(client: TestClient, path: str) -> None:
+    headers = client.get(path).headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+
+
+def test_the_page_has_no_inline_script_or_style(client: TestClient) -> None:
+    text = client.get("/").text
+    assert "<style" not in text
+    assert " style=" not in text
+    assert all("src=" in part or "application/json" in part for part in text.split("<script")[1:])
+
+
+@pytest.mark.parametrize("name", ["../model.py", "..%2fmodel.py", "%2e%2e/app.py", "report.css/..", "nix", "%00"])
+def test_no_name_leads_to_another_file(client: TestClient, name: str) -> None:
+    for room in ("static", "images"):
+        answer = client.get(f"/{room}/{name}")
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "not_found"
+
+
+def test_other_methods_are_refused(client: TestClient) -> None:
+    for path in GETS:
+        answer = client.request("DELETE", path)
+        assert answer.status_code == 405
+        assert answer.json()["error"]["code"] == "wrong_method"
+    assert client.get("/v1/predict").status_code == 405
+
+
+def small(bench: Bench, monkeypatch: pytest.MonkeyPatch, **limits: float) -> TestClient:
+    monkeypatch.setattr(bench, "limits", replace(bench.limits, **limits))
+    return client_of(bench)
+
+
+def test_a_request_with_too_many_bytes_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
+    client = small(bench, monkeypatch, request_bytes=3000)
+    answer = client.post("/v1/predict", files={"image": b"0" * 4000})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+
+    def parts() -> object:
+        yield from [b"0" * 1000] * 4  # Without a length, it is noticed on the way.
+
+    answer = client.post("/v1/predict", content=parts(), headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+    picture = (photos / "cat" / "001.png").read_bytes()
+    assert client.post("/v1/predict", files={"image": picture}).status_code == 200
+    client = small(bench, monkeypatch, image_bytes=100)
+    assert client.post("/v1/predict", files={"image": picture}).status_code == 413
+
+
+def test_all_requests_together_have_a_budget(bench: Bench, monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
+    client = small(bench, monkeypatch, bytes_at_once=3000)
+    assert client.post("/v1/predict", files={"image": b"0" * 4000}).json()["error"]["code"] == "busy"
+    picture = (photos / "cat" / "001.png").read_bytes()
+    for _ in range(10):  # What is answered is given back.
+        assert client.post("/v1/predict", files={"image": picture}).status_code == 200
+
+
+def test_a_bomb_is_refused_before_it_is_decoded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, client: TestClient
+) -> None:
+    content = io.BytesIO()
+    Image.new("1", (30_000, 30_000)).save(content, "PNG", compress_level=9)
+    assert len(content.getvalue()) < 200_000
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("it was decoded"))
+    (answer,) = client.post("/v1/predict", files={"image": content.getvalue()}).json()["images"]
+    assert "pixels" in answer["unreadable"]
+
+
+def test_an_answer_that_takes_too_long_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
+    import threading
+
+    gate = threading.Event()
+    bench.worker.do(lambda: gate.wait(60))
+    client = small(bench, monkeypatch, seconds=0.2)
+    try:
+        text = base64.b64encode((photos / "cat" / "001.png").read_bytes()).decode()
+        answer = client.post("/v1/predict", json={"images": [text]})
+    finally:
+        gate.set()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+
+
+def test_a_full_queue_is_refused_and_told_when_to_come_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, photos: Path
+) -> None:
+    client = small(bench, monkeypatch, waiting=1)
+    picture = (photos / "cat" / "001.png").read_bytes()
+    answer = client.post("/v1/predict", files=[("image", picture), ("image", picture)])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "busy")
+    assert answer.headers["retry-after"]
+
+
+def test_a_defect_is_answered_without_details(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> dict[str, object]:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(bench.served, "facts", fail)
+    answer = client_of(bench, raise_server_exceptions=False).get("/v1/model")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
+    assert "secret" not in answer.text
+    assert "secret" in capsys.readouterr().err
