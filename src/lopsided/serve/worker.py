@@ -42,7 +42,7 @@ class _Image:
 @dataclass(frozen=True, eq=False)
 class _Job:
     function: Callable[[], Any]
-    future: Future[Any] = field(default_factory=Future)
+    future: Future[Any]
 
 
 class Worker:
@@ -63,11 +63,15 @@ class Worker:
 
     def score(self, scorer: Scorer, read: Read) -> Future[Judged]:
         """Score an image that ``scorer`` has read."""
-        return self._put(_Image(scorer, read)).future
+        image = _Image(scorer, read)
+        self._put(image)
+        return image.future
 
     def do(self, function: Callable[[], V]) -> Future[V]:
         """Call a function in the thread of the model."""
-        return self._put(_Job(function)).future
+        future: Future[V] = Future()
+        self._put(_Job(function, future))
+        return future
 
     def begin(self, steps: Iterator[object]) -> None:
         """Do long work step by step, whenever nobody waits."""
@@ -82,13 +86,12 @@ class Worker:
             self._changed.notify()
         self._thread.join()
 
-    def _put(self, asked: Any) -> Any:
+    def _put(self, asked: _Image | _Job) -> None:
         with self._changed:
             if self._ended or len(self._waiting) >= self._most:
                 raise RefusedError(503, "busy", "Too many images wait. Try again in a few seconds.")
             self._waiting.append(asked)
             self._changed.notify()
-        return asked
 
     def _run(self) -> None:
         while True:
