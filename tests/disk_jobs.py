@@ -240,7 +240,7 @@ def make_jobs(folder: Path) -> dict[str, Job]:
         ),
         Job(
             "demo",
-            lambda work: ["demo", "--out", work / "demo", "--quiet"],
+            lambda work: ["demo", "--losses", "--out", work / "demo", "--quiet"],
             lambda work: [run_content(work / "demo" / loss) for loss in ("ce", "cl")],
             around=small_demo,
         ),

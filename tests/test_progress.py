@@ -63,7 +63,7 @@ def test_a_terminal_gets_bars_with_rate_time_left_loss_and_uwa() -> None:
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
     assert plain != seen
     last = [line for line in re.split(r"[\r\n]+", plain) if line.startswith("afcl encoder")][-1]
-    for text in ("epoch 2/2", " images/s", "loss 0.5000", "UWA 0.750", "0:00:00"):
+    for text in ("epoch 2/2", " images/s", "loss 0.5000", "balanced accuracy 0.750", "0:00:00"):
         assert text in last
     assert "checking images" in plain
     assert "12/12" in plain
@@ -72,8 +72,10 @@ def test_a_terminal_gets_bars_with_rate_time_left_loss_and_uwa() -> None:
 
 def test_a_pipe_gets_plain_lines() -> None:
     lines = run_script(in_terminal=False).splitlines()
-    assert lines[0].startswith("afcl: encoder 1/2: loss 1.5000, UWA 0.750, ")
-    assert re.fullmatch(r"afcl: encoder 2/2: loss 0\.5000, UWA 0\.750, [\d,]+ images/s, 0:00 left", lines[1])
+    assert lines[0].startswith("afcl: encoder 1/2: loss 1.5000, balanced accuracy 0.750, ")
+    assert re.fullmatch(
+        r"afcl: encoder 2/2: loss 0\.5000, balanced accuracy 0\.750, [\d,]+ images/s, 0:00 left", lines[1]
+    )
     assert lines[2:] == ["afcl: warning: Features are not cached: few [images] of dog"]
 
 
@@ -196,7 +198,7 @@ def test_a_notebook_gets_one_bar_per_stage_that_is_drawn_again(
     images, encoder = pages
     assert "checking &lt;images&gt; <progress value=3 max=12></progress>" in images[0]
     assert "<progress value=12 max=12></progress> 12 of 12" in images[-1]
-    assert "epoch 2/2, loss 0.5000, UWA 0.750" in encoder[-1]
+    assert "epoch 2/2, loss 0.5000, balanced accuracy 0.750" in encoder[-1]
     err = capsys.readouterr().err
     assert "no room" in err
     assert "epoch" not in err

@@ -299,7 +299,7 @@ class _PageBar:
 
 def figures(facts: Mapping[str, Any]) -> list[str]:
     """Return the loss and the UWA of an epoch as texts, if the epoch has them."""
-    named = (("loss", "loss", ".4f"), ("val_uwa", "UWA", ".3f"))
+    named = (("loss", "loss", ".4f"), ("val_uwa", "balanced accuracy", ".3f"))
     return [f"{word} {facts[key]:{form}}" for key, word, form in named if isinstance(facts.get(key), float)]
 
 

@@ -38,7 +38,7 @@ def test_the_chosen_model_is_handed_over_with_the_page_that_says_why(
     assert (out / "comparison" / "report.html").is_file()
     assert not list((out / "comparison").rglob("model.safetensors"))
     notes = [event["text"] for event in run.events() if event["event"] == "note"]
-    assert any("has the highest UWA" in text for text in notes)
+    assert any("has the highest balanced accuracy" in text for text in notes)
     lines = (out / "comparison" / "records.jsonl").read_text().splitlines()
     assert len(lines) == 4
     seconds = {json.loads(line)["cell"]: json.loads(line)["seconds"] for line in lines}

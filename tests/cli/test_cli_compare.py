@@ -56,7 +56,7 @@ def test_arms_are_trained_on_the_same_data_and_stand_in_one_table(comparison: tu
         "afcl gamma=7",
     ]
     assert sum("less cl" in line for line in lines) == 2
-    assert " has the highest UWA on test images, " in lines[-2]
+    assert " has the highest balanced accuracy on test images, " in lines[-2]
     assert lines[-1] == f"For a page, run: lopsided report {out}"
     about = json.loads((out / "sweep.json").read_text())
     assert (about["kind"], about["baseline"]) == ("compare", "cl")

@@ -181,7 +181,7 @@ def test_plain_lines_tell_of_each_epoch_where_there_is_no_terminal(call: Call, p
         "classifier 2/2",
     ]
     for line in lines:
-        assert all(word in line for word in ("loss ", "UWA ", " images/s", " left"))
+        assert all(word in line for word in ("loss ", "balanced accuracy ", " images/s", " left"))
     assert "\x1b" not in ended.err + ended.out
 
 
@@ -305,6 +305,39 @@ def test_of_two_fits_that_come_to_one_folder_at_once_the_later_is_refused_and_cl
 
 
 @pytest.mark.slow
+def test_the_demo_finds_cracked_eggs_and_notices_what_is_no_egg(call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    ended = call("demo", "--out", out, "--quiet")
+    assert ended.code == 0
+    tested = json.loads((out / "run" / "metrics.json").read_text())["test"]
+    rows, confusion = tested["per_class"], tested["confusion"]
+    assert [(row["label"], row["support"]) for row in rows] == [("cracked", 24), ("intact", 216)]
+    found, alarms = confusion[0][0], confusion[1][0]
+    assert f"cracked: finds {found} of 24 (" in ended.out
+    assert f"; {alarms} false alarms among 216 other images" in ended.out
+    assert found >= 12
+    commands = [line for line in ended.out.splitlines() if line.startswith("$ ")]
+    assert [line.split()[2] for line in commands] == ["fit", "report", "predict"]
+    assert (out / "run" / "report.html").is_file()
+    answers = {line.split()[0]: line for line in ended.out.splitlines() if ".jpg" in line}
+    assert sorted(answers) == ["egg-1.jpg", "egg-2.jpg", "egg-3.jpg", "tomato.jpg"]
+    assert [name for name, line in answers.items() if "unlike the training images" in line] == ["tomato.jpg"]
+    assert "lopsided demo --losses" in ended.out
+
+    written = {name: (out / name).stat().st_mtime_ns for name in names_below(out) if not name.endswith("report.html")}
+    again = json.loads(call("demo", "--out", out, "--json").out)
+    assert again["headlines"] == [line for line in ended.out.splitlines() if line.startswith("cracked: ")]
+    assert [row["unfamiliar"] for row in again["new"]] == [False, False, False, True]
+    assert {name: (out / name).stat().st_mtime_ns for name in written} == written
+
+    metrics = json.loads((out / "run" / "metrics.json").read_text())
+    (out / "run" / "metrics.json").write_text(json.dumps(metrics | {"test": None}))
+    refused = call("demo", "--out", out)
+    assert refused.code == 2
+    assert refused.err.endswith("is not a run of the demo: it has no test images. Choose another folder.\n")
+
+
+@pytest.mark.slow
 def test_the_demo_compares_three_losses_and_the_default_and_takes_finished_runs_as_they_are(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,7 +346,7 @@ def test_the_demo_compares_three_losses_and_the_default_and_takes_finished_runs_
     small = {"encoder.name": "mlp", "encoder_training.epochs": 1, "classifier.epochs": 1}
     monkeypatch.setattr(demo, "SMALL", demo.SMALL | small | {"data.scenario": "90:10,total=200"})
     out = tmp_path / "demo"
-    ended = call("demo", "--out", out)
+    ended = call("demo", "--losses", "--out", out)
     assert ended.code == 0
     assert ended.out.splitlines()[0] == "Trained on 99 T-shirt/top, 11 Shirt; tested on 54 T-shirt/top, 6 Shirt."
     rows = [line for line in ended.out.splitlines() if line.startswith(("CE ", "CL ", "AFCL ", "quick ", "always "))]
@@ -329,14 +362,14 @@ def test_the_demo_compares_three_losses_and_the_default_and_takes_finished_runs_
     ]
     assert Run.open(out / "ce").recipe.encoder_training.epochs == 2
     written = {name: (out / name).stat().st_mtime_ns for name in names_below(out) if name != "summary.json"}
-    again = call("demo", "--out", out, "--json")
+    again = call("demo", "--losses", "--out", out, "--json")
     assert [run["loss"] for run in json.loads(again.out)["runs"]] == ["ce", "cl", "afcl", "quick"]
     assert json.loads(again.out)["majority"] == {"label": "T-shirt/top", "accuracy": 0.9, "uwa": 0.5}
     assert {name: (out / name).stat().st_mtime_ns for name in written} == written
 
     metrics = json.loads((out / "cl" / "metrics.json").read_text())
     (out / "cl" / "metrics.json").write_text(json.dumps(metrics | {"test": None}))
-    refused = call("demo", "--out", out)
+    refused = call("demo", "--losses", "--out", out)
     assert refused.code == 2
     assert refused.err.endswith("cl is not a run of the demo: it has no test figures. Choose another folder.\n")
 

@@ -57,7 +57,7 @@ def test_every_image_is_tested_once_by_each_arm_and_all_arms_see_the_same_folds(
         record.data for record in records if record.arm == "cl"
     }
     assert ended.out.startswith("photos: out-of-fold images, per cent\n")
-    assert "has the highest UWA, " in ended.out
+    assert "has the highest balanced accuracy, " in ended.out
     assert "Use c" in ended.out
     about = json.loads((out / "sweep.json").read_text())
     assert about["settings"]["data.folds"] == 3

@@ -12,6 +12,7 @@ import pytest
 from lopsided.errors import RunError
 from lopsided.reports.arms_page import arms_page
 from lopsided.reports.report import write_report
+from lopsided.runs.comparison import compare, name_arms
 from lopsided.runs.keys import LossTable
 from lopsided.runs.records import Failure, Record
 from made_arms import folds, runs
@@ -34,15 +35,16 @@ def test_arms_are_in_the_order_in_which_they_were_asked_for_and_any_is_the_basel
     choice = page[page.index("choose-baseline") : page.index("</fieldset>", page.index("choose-baseline"))]
     assert re.findall(r"<bdi>(.*?)</bdi>", choice) == ["ce", "cl", "afcl"]
     assert re.search(r'value="1-2" checked', choice)
-    captions = re.findall(r"<caption>(UWA on test images, points above .*?)</caption>", page)
-    assert captions == [f"UWA on test images, points above {arm}" for arm in ("ce", "cl", "afcl")]
+    captions = re.findall(r"<caption>(balanced accuracy on test images, points above .*?)</caption>", page)
+    assert captions == [f"balanced accuracy on test images, points above {arm}" for arm in ("ce", "cl", "afcl")]
 
 
 def test_a_page_needs_no_script_to_show_the_sentence_figures_and_minutes(tmp_path: Path) -> None:
     page = arms_page(write(tmp_path / "CMP", [*runs("ce", 0.5, 0.6), *runs("cl", 0.6, 0.7)]))
     text = words(page)
     assert (
-        "At 90:10, cl has the highest UWA on test images, 65.0 per cent (2 runs); ce has no reliable difference" in text
+        "At 90:10, cl has the highest balanced accuracy on test images, 65.0 per cent (2 runs); ce has no reliable "
+        "difference" in text
     )
     assert "4 runs on photos: 2 methods, 1 scenario, 2 seeds." in text
     assert "90:10: recall on test images" in text
@@ -56,7 +58,9 @@ def test_a_page_of_folds_speaks_of_folds_and_not_of_splits(tmp_path: Path) -> No
     records = [*folds("ce", 0.5, 0.6, 0.7, seconds=0.44), *folds("cl", 0.6, 0.7, 0.8, seconds=90.0)]
     page = arms_page(write(tmp_path / "comparison", records))
     text = words(page)
-    assert "<title>Comparison</title>" in page
+    images = compare(records, arms=name_arms(records)).tested
+    assert f"<title>Use cl: nothing is reliably better on your {images} images</title>" in page
+    assert text.count("Use cl: ") == 2, "in the title and in the heading"
     assert "Only 24 images of the rare class. All folds together test no more than these" in text
     assert "Each out-of-fold image is tested by a model that was trained without it." in text
     assert "held-out images, where there are" not in text
@@ -100,7 +104,7 @@ def test_several_sources_have_a_group_each(tmp_path: Path) -> None:
 def test_a_sweep_whose_mark_says_nothing_has_a_page(tmp_path: Path, content: str) -> None:
     folder = write(tmp_path / "CMP", runs("ce", 0.5, 0.6))
     (folder / "sweep.json").write_text(content)
-    assert "ce has the highest UWA" in arms_page(folder)
+    assert "ce has the highest balanced accuracy" in arms_page(folder)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 9}'])

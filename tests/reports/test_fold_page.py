@@ -62,7 +62,7 @@ def test_the_page_has_the_answer_the_curves_and_the_pictures_of_disagreements(ma
     page = arms_page(made)
     text = words(page)
     assert "16 runs on photos: 2 methods, 8 folds." in text
-    assert "On all images, weighted-ce has the highest UWA, " in text
+    assert "On all images, weighted-ce has the highest balanced accuracy, " in text
     assert "Use " in text
     assert "corrected resampled t interval" in text
     assert "weighted-ce recognises, ce misses: 3 images" in text
@@ -83,7 +83,7 @@ def test_missing_run_folders_are_said_and_the_figures_stay(made: Path, tmp_path:
         shutil.rmtree(cell)
     text = words(arms_page(folder))
     assert "3 run folders missing or unreadable: the views of images lack these folds." in text
-    assert "On all images, weighted-ce has the highest UWA, " in text
+    assert "On all images, weighted-ce has the highest balanced accuracy, " in text
     shutil.rmtree(folder / "cells")
     page = arms_page(folder)
     assert "16 run folders missing or unreadable" in words(page)

@@ -69,11 +69,28 @@ def test_the_top_has_the_figures_with_intervals_beside_the_majority_vote(tmp_pat
     folder = make_run(tmp_path / "run")
     figures = json.loads((folder / "metrics.json").read_text())["test"]
     text = text_of(run_page(folder))
-    for name in ("uwa", "accuracy"):
-        figure = figures["figures"][name]
+    rare = next(row for row in figures["per_class"] if row["label"] == "rare")
+    for figure in (rare["recall"], rare["precision"], figures["figures"]["uwa"]):
         assert f"{figure['value']:.3f} 95 % interval [{figure['low']:.3f}, {figure['high']:.3f}]" in text
     assert "always “common”: 0.500" in text
-    assert f"always “common”: {40 / 52:.3f}" in text
+    assert f"calling every image “rare”: {12 / 52:.3f}" in text
+
+
+def test_the_title_is_the_answer_in_counts(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", recipe={"encoder_training.loss": "afcl"})
+    rows = read_rows(folder)
+    found = sum(row.predicted == row.label == "rare" for row in rows)
+    alarms = sum(row.predicted == "rare" != row.label for row in rows)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    rare = metrics["test"]["per_class"][metrics["classes"].index("rare")]
+    interval = f"{100 * rare['recall']['low']:.0f} to {100 * rare['recall']['high']:.0f} %"
+    title = f"Finds {found} of 12 “rare” ({100 * found / 12:.0f} %, {interval}) with {alarms} false alarms"
+    page = run_page(folder)
+    assert f"<title>{title}</title>" in page
+    assert f"<h1>{title}</h1>" in page
+    assert "Tested on 52 test images of table.csv, on which the model was not trained." in text_of(page)
+    assert "AFCL" not in text_of(page).partition("Recipe AFCL on table.csv")[0]
+    assert "<title>Finds " in run_page(folder, focus="common")
 
 
 def test_the_recall_by_the_models_rule_and_by_a_threshold_are_told_apart(tmp_path: Path) -> None:
@@ -82,7 +99,7 @@ def test_the_recall_by_the_models_rule_and_by_a_threshold_are_told_apart(tmp_pat
     by_rule, at_half = sum(row.predicted == "c" for row in rows), sum(row.p["c"] >= 0.5 for row in rows)
     assert by_rule != at_half, "Otherwise there is nothing to tell apart."
     text = text_of(run_page(run))
-    assert f"{by_rule} of 20 images found by the rule of the model, one class per image" in text
+    assert f"{by_rule} of 20 images found" in text
     assert f"By that rule the recall of “c” is {by_rule / 20:.3f} ({by_rule} of 20 images)" in text
     assert f"By its own rule, the model finds {by_rule} of 20 images of “c”" in text
     assert f"rule of the model (plain) {DASH} {by_rule / 20:.3f}" in text
@@ -125,7 +142,7 @@ def test_a_missing_validation_split_is_warned_of(tmp_path: Path) -> None:
 
 def test_intervals_that_hold_the_majority_vote_are_warned_of(tmp_path: Path) -> None:
     blind = text_of(run_page(make_run(tmp_path / "blind", test=(90, 10), signal=0.0)))
-    assert "The UWA may not be higher than with always predicting “common”." in blind
+    assert "The balanced accuracy may not be higher than with always predicting “common”." in blind
     assert "The accuracy is lower than with always predicting “common”." in blind
     good = text_of(run_page(make_run(tmp_path / "good", test=(60, 40), signal=6.0)))
     assert "always answering “common”." not in good
@@ -133,7 +150,7 @@ def test_intervals_that_hold_the_majority_vote_are_warned_of(tmp_path: Path) -> 
 
 def test_a_model_that_is_worse_than_the_majority_vote_is_said_to_be(tmp_path: Path) -> None:
     text = text_of(run_page(make_run(tmp_path / "run", test=(90, 40), signal=-6.0)))
-    assert "The UWA is lower than with always predicting “common”." in text
+    assert "The balanced accuracy is lower than with always predicting “common”." in text
     assert "The accuracy is lower than with always predicting “common”." in text
     assert "may not be higher" not in text
     assert "the price of finding the rare class" not in text
@@ -201,6 +218,7 @@ def test_a_run_without_held_out_images_has_a_page_without_figures(tmp_path: Path
     (folder / "predictions.csv").write_text("split,name,group,label,predicted,p:common,p:rare\n")
     page = run_page(folder)
     assert "No images were held out." in text_of(page)
+    assert "<title>Trained on table.csv, not tested</title>" in page
     assert 'id="recipe-text"' in page
     assert 'id="matrix"' not in page
 

@@ -192,6 +192,51 @@ def test_the_slider_moves_by_key_one_thousandth_at_a_time(run: Path, page_file: 
     assert (page.get_attribute("#t-range", "aria-valuetext") or "").startswith("0.497: recall ")
 
 
+def test_the_share_of_the_class_changes_the_alarms_and_not_the_counts(run: Path, page_file: Path, show: Open) -> None:
+    page = show(page_file)
+    at = figures_at(read_rows(run), "rare", 0.5)
+    move(page, 0.5)
+    assert page.text_content("#t-share-value") == "1 in 3", "The share of the test images: 20 of 60."
+    counts = [page.text_content(f"#t-{key}") for key in ("tp", "fn", "fp", "tn")]
+    page.evaluate(
+        "() => { const r = document.getElementById('t-share'); r.value = Math.log10(1 / 200); "
+        "r.dispatchEvent(new Event('input')); }"
+    )
+    recall, false = at["tp"] / 20, at["fp"] / 40
+    alarms = recall / 200 + false * 199 / 200
+    (r_low, r_high), (f_low, f_high) = (
+        proportion_ci(at["tp"], 20),
+        proportion_ci(at["fp"], 40),
+    )
+    below = math.hypot((recall - r_low) / 200, (false - f_low) * 199 / 200)
+    above = math.hypot((r_high - recall) / 200, (f_high - false) * 199 / 200)
+    told = page.text_content("#t-use") or ""
+    match = re.fullmatch(
+        r"At 1 in 200: ([\d.,]+) alarms per 1,000 images \(([\d.,]+) to ([\d.,]+)\), 1 real in ([\d.,]+)", told
+    )
+    assert match is not None, told
+    values = [float(text.replace(",", "")) for text in match.groups()]
+    expected = [1000 * alarms, 1000 * (alarms - below), 1000 * (alarms + above), 200 * alarms / recall]
+    assert values == pytest.approx(expected, abs=0.51, rel=0.05)
+    assert [page.text_content(f"#t-{key}") for key in ("tp", "fn", "fp", "tn")] == counts
+
+
+def proportion_ci(hits: int, number: int) -> tuple[float, float]:
+    from scipy.stats import binomtest
+
+    interval = binomtest(hits, number).proportion_ci(method="wilson")
+    return interval.low, interval.high
+
+
+def test_the_first_screen_shows_the_answer_and_mistakes(page_file: Path, show: Open) -> None:
+    page = show(page_file, viewport={"width": 1200, "height": 800})
+    for place in ("h1", ".headline", "#cell-gallery .tile .thumb"):
+        box = page.locator(place).first.bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= 800, place
+    assert page.locator("#warnings").bounding_box()["y"] > page.locator("#mistakes").bounding_box()["y"]
+
+
 def test_the_threshold_that_validation_favours_is_marked_and_can_be_taken(
     run: Path, page_file: Path, show: Open
 ) -> None:

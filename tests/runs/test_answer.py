@@ -44,7 +44,8 @@ def test_runs_of_seeds_keep_students_interval_and_sentence() -> None:
     comparison = compared(runs("ce", 0.6, 0.7, 0.8), runs("cl", 0.5, 0.6, 0.7))
     assert comparison.folds is None
     assert answer(comparison, "90:10").sentences() == [
-        "At 90:10, ce has the highest UWA on test images, 70.0 per cent (3 runs); cl has no reliable difference to it."
+        "At 90:10, ce has the highest balanced accuracy on test images, 70.0 per cent (3 runs); cl has no reliable "
+        "difference to it."
     ]
 
 
@@ -77,14 +78,15 @@ def test_the_answer_names_the_best_the_close_and_the_lower_arms() -> None:
     found = answer(comparison, None)
     assert (found.best, [each.arm for each in found.close], found.lower) == ("big", ["small"], ("poor",))
     assert found.chosen == "small"
-    first, second, third = found.sentences()
+    use, first, second, third = found.sentences()
+    assert use == f"Use small: nothing is reliably better on your {comparison.tested} images."
+    assert comparison.tested > comparison.rare > 0
     assert first == (
-        "On all images, big has the highest UWA, 82.0 per cent (5 folds); small has no reliable difference to it; poor "
-        "is lower."
+        "On all images, big has the highest balanced accuracy, 82.0 per cent (5 folds); small has no reliable "
+        "difference to it; poor is lower."
     )
     assert second == (
-        "Use small: it is the cheapest method within one standard error of the best (60 s per fold; big needs 10.0 "
-        "minutes)."
+        "small is the cheapest method within one standard error of the best (60 s per fold; big needs 10.0 minutes)."
     )
     assert third.startswith("big and small differ by 0.1 points. It would take ")
     assert third.endswith(" to show that. More repeats of the same images would not be enough.")
@@ -94,9 +96,17 @@ def test_a_cheaper_arm_that_is_more_than_one_standard_error_below_is_not_taken()
     comparison = compared(folds("big", *BEST, seconds=600.0), folds("small", *shifted(4, 6, 1, 8, 3), seconds=60.0))
     found = answer(comparison, None)
     assert (found.best, found.chosen) == ("big", "big")
-    assert found.sentences()[1] == (
-        "Use big: no method within one standard error of it is clearly cheaper (10.0 minutes per fold)."
+    assert found.sentences()[0] == f"Use big: nothing is reliably better on your {comparison.tested} images."
+    assert found.sentences()[2] == (
+        "No method within one standard error of big is clearly cheaper (10.0 minutes per fold)."
     )
+
+
+def test_a_method_above_all_others_is_said_to_be_reliably_better() -> None:
+    comparison = compared(folds("big", *BEST), folds("poor", *shifted(20, 21, 20, 19, 20)))
+    told = f"Use big: it is reliably better than poor on your {comparison.tested} images"
+    assert answer(comparison, None).use() == told
+    assert answer(compared(folds("big", *BEST)), None).use() == ""
 
 
 def test_the_answer_says_how_many_repeats_or_rare_images_would_be_enough() -> None:
@@ -118,7 +128,7 @@ def test_equal_arms_cannot_be_told_apart_by_more_images() -> None:
     found = answer(compared(folds("big", *BEST, seconds=9.0), folds("small", *BEST, seconds=6.0)), None)
     assert (found.best, found.chosen) == ("small", "small")  # Of equals the cheaper arm is the best.
     assert found.sentences()[-1] == (
-        "small and big do not differ in UWA, so more repeats or images would not show a difference."
+        "small and big do not differ in balanced accuracy, so more repeats or images would not show a difference."
     )
 
 

@@ -172,11 +172,11 @@ def test_the_sentence_names_the_best_arm_and_those_that_cannot_be_told_apart_fro
         *runs("once", 0.4),
     ]
     assert answer(compare(records), "90:10").sentences()[0] == (
-        "At 90:10, best has the highest UWA on test images, 55.0 per cent (5 runs); close and once have no "
-        "reliable difference to it; low is lower."
+        "At 90:10, best has the highest balanced accuracy on test images, 55.0 per cent (5 runs); close and once have "
+        "no reliable difference to it; low is lower."
     )
     assert answer(compare(runs("ce", 0.5, scenario=None)), None).sentences()[0] == (
-        "On all images, ce has the highest UWA on test images, 50.0 per cent (1 run)."
+        "On all images, ce has the highest balanced accuracy on test images, 50.0 per cent (1 run)."
     )
     empty = compare([], arms={run("ce", 0, 0.5).treatment: "ce"}, scenarios=["90:10"])
     assert answer(empty, "90:10").sentences() == ["At 90:10, no method has a finished run."]

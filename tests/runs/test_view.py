@@ -60,10 +60,10 @@ def test_a_pipe_gets_a_line_per_finished_cell_with_its_name_its_uwa_and_the_time
     view.finished(record_of(CELLS[2].recipe, 0.5))
     assert capsys.readouterr().err.splitlines() == [
         "2/12 done, 2 skipped",
-        f"{NAME} 0: UWA 0.731 (3/12 done, 1 running, 2 skipped, 6.0 cells/h, 1:30:00 left)",
+        f"{NAME} 0: balanced accuracy 0.731 (3/12 done, 1 running, 2 skipped, 6.0 cells/h, 1:30:00 left)",
         f"{NAME} 1 is tried again: no room.",
         f"{NAME} 1 failed: no room.",
-        f"{NAME} 2: UWA 0.500 (4/12 done, 1 failed, 2 skipped, 6.0 cells/h, 1:10:00 left)",
+        f"{NAME} 2: balanced accuracy 0.500 (4/12 done, 1 failed, 2 skipped, 6.0 cells/h, 1:10:00 left)",
     ]
 
 
@@ -123,7 +123,7 @@ def test_what_happened_scrolls_by_above_the_bar(capsys: pytest.CaptureFixture[st
         screen.finished(record_of(CELLS[0].recipe))
         screen.failed(Failure.of(CELLS[1].recipe, "no [bold] room."), again=False)
     told = [line.rstrip() for line in capsys.readouterr().err.splitlines()]
-    assert f"{NAME} 0: UWA 0.750" in told
+    assert f"{NAME} 0: balanced accuracy 0.750" in told
     assert f"{NAME} 1 failed: no [bold] room." in told
 
 

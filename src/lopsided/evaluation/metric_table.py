@@ -37,7 +37,7 @@ METRICS = {
     for metric in (
         Metric(
             "uwa", "balanced accuracy", "mean of the recalls of all classes; the paper's unweighted accuracy (UWA)",
-            "Price and Bonett", "balanced_accuracy", "UWA",
+            "Price and Bonett", "balanced_accuracy",
         ),
         Metric("accuracy", "accuracy", "share of correct predictions", "Wilson", "accuracy"),
         Metric(

@@ -26,7 +26,8 @@ from typing import Any, Literal, TypeAlias
 
 from lopsided.evaluation.intervals import Figure, mean_interval
 from lopsided.paper.protocol import CL, Setting, published
-from lopsided.runs.comparison import ALPHA, WORDS
+from lopsided.paper.words import WORDS
+from lopsided.runs.comparison import ALPHA
 from lopsided.runs.records import ROUNDING
 
 Key: TypeAlias = tuple[str | None, Setting, str, str]

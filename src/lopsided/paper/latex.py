@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from lopsided.paper.compare import Comparison
 from lopsided.paper.protocol import Setting
 from lopsided.paper.tables import axis, column_names, misprint_notes, published_text, title
-from lopsided.runs.comparison import WORDS
+from lopsided.paper.words import WORDS
 from lopsided.runs.comparison_tables import is_cut, runs_text, shown_interval
 
 ORDER = {"accuracy": "Accuracy", "uwa": "UWA"}

@@ -17,12 +17,13 @@ from lopsided.paper import tables
 from lopsided.paper.claims import BLIND, RULE, Verdict
 from lopsided.paper.compare import Comparison, Entry, Protocol, compare
 from lopsided.paper.protocol import CL, FIGURES, Setting
+from lopsided.paper.words import WORDS
 from lopsided.recipe.words import amount
 from lopsided.reports import svg
 from lopsided.reports.page import render
 from lopsided.reports.sweep_data import SweepData, read_sweep
 from lopsided.reports.wording import ETA, GAMMA, MINUS, clean, signed
-from lopsided.runs.comparison import WORDS, lopsidedness
+from lopsided.runs.comparison import lopsidedness
 from lopsided.runs.comparison_tables import runs_text, shown_interval
 from lopsided.runs.records import Record
 from lopsided.runs.sweep import about_sweep

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from lopsided.paper.claims import BLIND, RULE
 from lopsided.paper.compare import Comparison, Entry
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting
+from lopsided.paper.words import WORDS
 from lopsided.reports.wording import clean
-from lopsided.runs.comparison import WORDS
 from lopsided.runs.comparison_tables import MISSING, difference_text, markdown_table, mean_text, runs_text
 
 if TYPE_CHECKING:

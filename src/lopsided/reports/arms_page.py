@@ -60,13 +60,13 @@ def arms_page(
             data={"kind": "sweep"},
             pictures=pictures,
             images=images,
-            title="Comparison" if sweep.name.lower() == "comparison" else f"Comparison {sweep.name}",
+            title=_title(comparisons, sweep.name),
             folder=sweep.name,
             summary=sweep.summary(amount(len(arms), "method")),
             warnings=[*warnings, *notes],
             figures=[(figure, WORDS[figure]) for figure in FIGURES if figure in there],
             groups=[
-                _group(source, comparison, records, sweep)
+                _group(source, comparison, records, sweep, is_titled=len(comparisons) == 1 and _is_titled(comparison))
                 for (source, records), comparison in zip(sources.items(), comparisons, strict=True)
             ],
             has_folds=any(comparison.folds is not None for comparison in comparisons),
@@ -119,12 +119,28 @@ def _compare(records: Sequence[Record], sweep: SweepData) -> Comparison:
     return compare(records, arms=arms, baseline=sweep.baseline if sweep.baseline in arms.values() else None)
 
 
-def _group(source: str, comparison: Comparison, records: Sequence[Record], sweep: SweepData) -> dict[str, Any]:
+def _is_titled(comparison: Comparison) -> bool:
+    """Return whether the answer is the title of a page about one comparison."""
+    return len(comparison.scenarios) == 1 and bool(answer(comparison, comparison.scenarios[0]).use())
+
+
+def _title(comparisons: Sequence[Comparison], name: str) -> str:
+    """Return which method to use, or the name of the sweep if there are several answers or none."""
+    if len(comparisons) == 1 and _is_titled(comparisons[0]):
+        return clean(answer(comparisons[0], comparisons[0].scenarios[0]).use())
+    return "Comparison" if name.lower() == "comparison" else f"Comparison {name}"
+
+
+def _group(
+    source: str, comparison: Comparison, records: Sequence[Record], sweep: SweepData, *, is_titled: bool
+) -> dict[str, Any]:
     return {
         "title": clean(source),
         "protocol": "all runs" if comparison.folds is None else f"all runs of {comparison.folds} folds",
         "sentences": [
-            clean(text) for scenario in comparison.scenarios for text in answer(comparison, scenario).sentences()
+            clean(text)
+            for scenario in comparison.scenarios
+            for text in answer(comparison, scenario).sentences()[is_titled:]
         ],
         "rule": comparison.rule,
         "runs_are": "runs" if comparison.folds is None else "folds",

@@ -159,7 +159,7 @@ def learning_plots(stage: Stage) -> list[tuple[str, Markup, list[tuple[str, str]
     plots = []
     for caption, series in (
         ("loss", [("loss", "loss", "c2")]),
-        ("validation", [("val_uwa", "UWA", "c0"), ("val_accuracy", "accuracy", "c1")]),
+        ("validation", [("val_uwa", "balanced accuracy", "c0"), ("val_accuracy", "accuracy", "c1")]),
     ):
         lines = [(stage.series(key), word, style) for key, word, style in series]
         lines = [line for line in lines if line[0]]

@@ -249,7 +249,9 @@ def _head(facts: Facts) -> dict[str, Any]:
         f"{counted[0]:,}. The section Classes lists all classes."
     )
     return {
-        "title": run_words.title(facts.recipe),
+        "title": run_words.title(facts),
+        "lead": run_words.lead(facts),
+        "machinery": run_words.machinery(facts.recipe),
         "summary": run_words.summary(facts),
         "warnings": run_words.warnings(facts),
         "classes": [clean(name) for name in facts.classes],
@@ -275,24 +277,27 @@ def _headline(facts: Facts, figures: Evaluation) -> list[dict[str, Any]]:
     which = "the class in focus" if facts.focus is not None else "the rarest class"
     if facts.focus is None and not is_rarest:
         which = "the rarest class that was evaluated"
+    decided = sum(line[facts.minority] for line in figures.confusion)
+    share = row.support / max(figures.num_images, 1)
+    alarms = f"{found:,} of {amount(decided, 'alarm')} real" if decided else "no alarm"
     items: list[dict[str, Any]] = [
         {
             "name": f"recall of {quoted(row.label)}, {which}",
             "figure": row.recall,
-            "note": f"{found:,} of {amount(row.support, 'image')} found by the rule of the model, one class per image",
+            "note": f"{found:,} of {amount(row.support, 'image')} found",
             "reference": float(is_majority),
         },
         {
-            "name": "UWA, the mean recall of all classes",
-            "figure": figures.figures.uwa,
-            "note": f"{always}: {majority.uwa:.3f}{_beside_quick(facts)}",
-            "reference": majority.uwa,
+            "name": f"precision of {quoted(row.label)}",
+            "figure": row.precision,
+            "note": f"{alarms}; calling every image {quoted(row.label)}: {share:.3f}",
+            "reference": share,
         },
         {
-            "name": "accuracy, the share of correct predictions",
-            "figure": figures.figures.accuracy,
-            "note": f"{always}: {majority.accuracy:.3f}",
-            "reference": majority.accuracy,
+            "name": "balanced accuracy",
+            "figure": figures.figures.uwa,
+            "note": f"the mean recall of all classes; {always}: {majority.uwa:.3f}{_beside_quick(facts)}",
+            "reference": majority.uwa,
         },
     ]
     for item in items:
@@ -306,7 +311,7 @@ def _headline(facts: Facts, figures: Evaluation) -> list[dict[str, Any]]:
 
 
 def _beside_quick(facts: Facts) -> str:
-    """Return the UWA of the recipe to which the run is compared, as the end of a note."""
+    """Return the balanced accuracy of the recipe to which the run is compared, as the end of a note."""
     baseline = facts.metrics.baseline
     found = None if baseline is None else baseline.splits.get(facts.split or "")
     if baseline is None or found is None or found.uwa.value is None:

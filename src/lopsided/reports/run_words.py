@@ -16,6 +16,7 @@ from lopsided.recipe.words import amount
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
 from lopsided.reports.wording import clean, figure_value, interval, listed, number, percent, probability, quoted
+from lopsided.runs.headline import Headline
 from lopsided.runs.metrics import Evaluation, FoldFacts, Metrics
 
 FEW = 30
@@ -95,8 +96,39 @@ def source_name(recipe: Recipe) -> str:
     return source if source in SOURCE_NAMES else clean(Path(source).name or source)
 
 
-def title(recipe: Recipe) -> str:
-    """Return the heading of the page of a run."""
+def title(facts: Facts) -> str:
+    """Return the heading of the page of a run: what it finds, in counts."""
+    figures = facts.figures
+    if figures is None:
+        return f"Trained on {source_name(facts.recipe)}, not tested"
+    place = facts.minority
+    row, decided = figures.per_class[place], sum(line[place] for line in figures.confusion)
+    found = figures.confusion[place][place]
+    others = figures.num_images - row.support
+    counts = Headline(row.label, found, row.support, row.recall.low, row.recall.high, decided - found, others)
+    return counts.title(quoted(row.label))
+
+
+def lead(facts: Facts) -> str:
+    """Return on which images the model was tested, and that it had not seen them."""
+    figures, recipe = facts.figures, facts.recipe
+    if figures is None:
+        return "No images were held out, so nothing is known about new images."
+    folds = facts.metrics.folds
+    source = f"{source_name(recipe)}{f', {recipe.data.scenario}' if recipe.data.scenario else ''}"
+    if folds is not None:
+        times = f"{folds.repeats} times" if folds.repeats > 1 else "once"
+        tested = f"Each of the {figures.num_images:,} images of {source} was tested {times}"
+        return f"{tested}, by a model that was not trained on it ({folds.folds} folds)."
+    kind = SPLITS[facts.split or "test"]
+    tested = f"Tested on {amount(figures.num_images, f'{kind} image')} of {source}"
+    if facts.split == "val":
+        return f"{tested}, which {val_role(recipe)} the model, so the numbers are too high."
+    return f"{tested}, on which the model was not trained."
+
+
+def machinery(recipe: Recipe) -> str:
+    """Return the method and the data of a run."""
     return f"{recipe.spec.title(recipe)} on {source_name(recipe)}"
 
 
@@ -145,7 +177,7 @@ def fold_words(folds: FoldFacts, facts: Facts) -> str:
     uwa = sorted(row.uwa for row in folds.per_fold)
     text = (
         f"{folds.folds} folds{by} tested all {number}{times}: every figure is out-of-fold, from models that were not "
-        f"trained on the image. By fold, the UWA is {uwa[0]:.3f} to {uwa[-1]:.3f}."
+        f"trained on the image. By fold, the balanced accuracy is {uwa[0]:.3f} to {uwa[-1]:.3f}."
     )
     size = f"{folds.parameters / 1e6:.1f} million parameters"
     if folds.final == "refit":
@@ -227,13 +259,13 @@ def _of_vote(facts: Facts) -> Iterator[Caution]:
     if facts.figures is None:
         return
     majority, figures = facts.figures.majority, facts.figures.figures
-    always, informative = f"always predicting {quoted(majority.label)}", "Use UWA and recall instead."
+    always, informative = f"always predicting {quoted(majority.label)}", "Use balanced accuracy and recall instead."
     price = ""
     if figures.uwa.value is not None and figures.uwa.value > majority.uwa:
         price = f" With imbalanced classes, this is the price of finding the rare class. {informative}"
     doubt = f" With imbalanced classes, accuracy is not informative. {informative}"
     for name, figure, constant, if_lower, if_unsure in (
-        ("UWA", figures.uwa, majority.uwa, "", ""),
+        ("balanced accuracy", figures.uwa, majority.uwa, "", ""),
         ("accuracy", figures.accuracy, majority.accuracy, price, doubt),
     ):
         if figure.high is not None and figure.high < constant:
@@ -327,7 +359,7 @@ def threshold_advice(facts: Facts, split: str, *, has_choice: bool) -> str:
         return f"{text}Before use, evaluate the threshold on images that were not used for training or model selection."
     text += "In practice, use the rule of the model. "
     if has_choice:
-        text += "The validation threshold has the best UWA on the validation images, so its UWA there is too high. "
+        text += "The validation threshold was chosen on the validation images, whose balanced accuracy is too high. "
     return f"{text}If you need another threshold, choose it on other images."
 
 

@@ -52,6 +52,7 @@ class Answer:
     folds: int = 0
     runs: int = 0
     rare: int = 0
+    tested: int = 0
     where: str = ""
     split: str = "test"
 
@@ -66,7 +67,8 @@ class Answer:
             return [f"{self.where}, no method has a finished {'fold' if self.folds else 'run'}."]
         if not self.folds:
             return [self._best()]
-        found = [self._best(), *self._chosen()]
+        found = [f"{self.use()}." if self.use() else "", self._best(), *self._chosen()]
+        found = [text for text in found if text]
         found += [self._needed(each) for each in self.close]
         found += [
             f"{arm} is not ranked, because it has {number} of {self.runs} folds."
@@ -74,10 +76,22 @@ class Answer:
         ]
         return found
 
+    def use(self) -> str:
+        """Return which method to use and why; empty if there is only one, or if the runs are no folds."""
+        others = [*(each.arm for each in self.close), *self.lower]
+        if not self.chosen or not others:
+            return ""
+        on = "" if self.where == "On all images" else f" {self.where[0].lower()}{self.where[1:]}"
+        on = f"{on} on your {self.tested:,} images"
+        if self.lower and not self.close:
+            return f"Use {self.chosen}: it is reliably better than {listed(self.lower)}{on}"
+        return f"Use {self.chosen}: nothing is reliably better{on}"
+
     def _best(self) -> str:
         on, what = ("", "fold") if self.folds else (f" on {WORDS[self.split]} images", "run")
         number = f"{self.runs} {what}{'' if self.runs == 1 else 's'}"
-        text = f"{self.where}, {self.best} has the highest UWA{on}, {self.value.value:.1f} per cent ({number})"
+        highest = f"highest balanced accuracy{on}, {self.value.value:.1f} per cent ({number})"
+        text = f"{self.where}, {self.best} has the {highest}"
         close = [each.arm for each in self.close]
         have = "has" if len(close) == 1 else "have"
         parts = [f"{listed(close)} {have} no reliable difference to it"] if close else []
@@ -89,10 +103,10 @@ class Answer:
         if not (self.close or self.lower):
             return []
         if self.chosen == self.best:
-            return [f"Use {self.best}: no method within one standard error of it is clearly cheaper ({cost})."]
+            return [f"No method within one standard error of {self.best} is clearly cheaper ({cost})."]
         against = f"{self.best} needs {time_text(60 * self.minutes[self.best])}"
-        why = "it is the cheapest method within one standard error of the best"
-        return [f"Use {self.chosen}: {why} ({cost}; {against})."]
+        why = "is the cheapest method within one standard error of the best"
+        return [f"{self.chosen} {why} ({cost}; {against})."]
 
     def _needed(self, needed: Needed) -> str:
         both = f"{self.best} and {needed.arm}"
@@ -101,7 +115,9 @@ class Answer:
             return f"{both} have no fold in common."
         if needed.repeats is None and needed.images is None:
             if needed.below.value < 0.05:
-                return f"{both} do not differ in UWA, so more repeats or images would not show a difference."
+                return (
+                    f"{both} do not differ in balanced accuracy, so more repeats or images would not show a difference."
+                )
             most = f"more than {MOST_TIMES:,.0f} times as many rare images"
             return f"{both} differ by {gap}. It would take {most} to show that."
         ways = []
@@ -169,6 +185,7 @@ def answer(comparison: Comparison, scenario: str | None) -> Answer:
         folds=folds,
         runs=len(found[best].runs),
         rare=comparison.rare,
+        tested=comparison.tested,
         where=where,
         split=split,
     )

@@ -133,6 +133,8 @@ class Comparison:
     """The number of folds if the runs are folds."""
     rare: int = 0
     """The number of images of the rarest class in all folds of a repeat."""
+    tested: int = 0
+    """The number of images in all folds of a repeat."""
 
     @property
     def rule(self) -> str:
@@ -259,6 +261,7 @@ def compare(
         passed_over=sum(seen.values()) - len(seen),
         folds=next((record.fold.folds for record in chosen if record.fold is not None), None),
         rare=max((r.test.minority + r.fold.rest_minority for r in chosen if r.fold is not None), default=0),
+        tested=max((r.test.images + r.fold.rest for r in chosen if r.fold is not None), default=0),
     )
 
 

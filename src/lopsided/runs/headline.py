@@ -31,14 +31,30 @@ class Headline:
         name = self.label if label is None else label
         if not self.images:
             return f"{name}: no image was tested; {self._alarms()}"
+        return f"{name}: finds {self.found:,} of {self.images:,} ({self._share()}); {self._alarms()}"
+
+    def title(self, label: str) -> str:
+        """Return the counts as the title of a page.
+
+        >>> Headline("shirt", 20, 24, 0.64, 0.93, 46, 300).title("shirts")
+        'Finds 20 of 24 shirts (83 %, 64 to 93 %) with 46 false alarms'
+        """
+        if not self.images:
+            return f"No image of {label} was tested; {self._false()}"
+        return f"Finds {self.found:,} of {self.images:,} {label} ({self._share()}) with {self._false()}"
+
+    def _share(self) -> str:
         share = f"{100 * self.found / self.images:.0f} %"
         if self.low is not None and self.high is not None:
             share += f", {100 * self.low:.0f} to {100 * self.high:.0f} %"
-        return f"{name}: finds {self.found:,} of {self.images:,} ({share}); {self._alarms()}"
+        return share
+
+    def _false(self) -> str:
+        number = f"{self.false_alarms:,}" if self.false_alarms else "no"
+        return f"{number} false alarm{'' if self.false_alarms == 1 else 's'}"
 
     def _alarms(self) -> str:
-        alarms = f"{self.false_alarms:,} false alarm{'' if self.false_alarms == 1 else 's'}"
-        return f"{alarms} among {self.others:,} other image{'' if self.others == 1 else 's'}"
+        return f"{self._false()} among {self.others:,} other image{'' if self.others == 1 else 's'}"
 
 
 def headlines(evaluation: Mapping[str, Any]) -> list[Headline]:

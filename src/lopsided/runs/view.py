@@ -101,7 +101,7 @@ class FoldLines(Told):
         """Print the fold, its UWA and its time."""
         super().finished(record)
         fold = "all images" if record.fold is None else f"fold {record.fold.fold}"
-        self.say(f"{fold}: UWA {record.test.uwa:.3f}, {record.seconds:.0f} s")
+        self.say(f"{fold}: balanced accuracy {record.test.uwa:.3f}, {record.seconds:.0f} s")
 
 
 class Lines(Told):
@@ -123,7 +123,7 @@ class Lines(Told):
     def finished(self, record: Record) -> None:
         """Print the finished cell and its UWA."""
         super().finished(record)
-        self.say(f"{record.name}: UWA {record.test.uwa:.3f} ({self.state()})")
+        self.say(f"{record.name}: balanced accuracy {record.test.uwa:.3f} ({self.state()})")
 
     def tick(self) -> None:
         """Print the state if nothing was printed for ``PLAIN_SECONDS``."""
@@ -167,7 +167,7 @@ class Screen(Told):
     def finished(self, record: Record) -> None:
         """Print the finished cell and its UWA."""
         super().finished(record)
-        self.say(f"{record.name}: UWA {record.test.uwa:.3f}")
+        self.say(f"{record.name}: balanced accuracy {record.test.uwa:.3f}")
 
     def waiting(self, cells: int, reason: str) -> None:
         """Show the reason for waiting: in full above the bar, and cut to the terminal's width below it."""

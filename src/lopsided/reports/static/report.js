@@ -175,7 +175,7 @@
   function setUpThreshold() {
     const facts = data.threshold;
     const all = unpack(facts.p, Float32Array);
-    const range = $("t-range"), select = $("t-class"), mark = $("t-mark"), chosenButton = $("t-chosen"), startButton = $("t-start");
+    const range = $("t-range"), select = $("t-class"), mark = $("t-mark"), chosenButton = $("t-chosen"), startButton = $("t-start"), shareRange = $("t-share");
     let FAR = 17; // Beyond this logit, a float32 probability equals 0 or 1.
     let p, positive, chosen, start, isLogit, threshold = 0.5;
 
@@ -215,6 +215,27 @@
       const known = [recall, specificity].filter((value) => value !== null);
       const uwa = known.length ? known.reduce((a, b) => a + b) / known.length : null;
       return { tp, fn, fp, tn, recall, specificity, precision: share(tp, fp), uwa };
+    }
+
+    /** Say how many alarms there are at another share of the class, and how many of them are real. */
+    function inUse(at) {
+      const share = 10 ** Number(shareRange.value);
+      const every = 1 / share < 10 ? Math.round(10 / share) / 10 : Number((1 / share).toPrecision(2));
+      $("t-share-value").textContent = `1 in ${grouped(every)}`;
+      if (at.recall === null || at.specificity === null) { $("t-use").textContent = ""; return; }
+      // Wilson's intervals of recall and false alarms, combined by their squares.
+      const parts = [[at.tp, at.fn, 1 / every], [at.fp, at.tn, 1 - 1 / every]].map(([yes, no, weight]) => {
+        const n = yes + no, z = 1.959964, middle = (yes + (z * z) / 2) / (n + z * z);
+        const half = (z / (n + z * z)) * Math.sqrt((yes * no) / n + (z * z) / 4);
+        return { value: weight * (yes / n), below: weight * (yes / n - middle + half), above: weight * (middle + half - yes / n) };
+      });
+      const alarms = parts[0].value + parts[1].value;
+      const far = (side) => Math.hypot(parts[0][side], parts[1][side]);
+      const per = (value) => { const n = 1000 * Math.max(value, 0); return grouped(n < 10 ? Math.round(10 * n) / 10 : Math.round(n)); };
+      const real = alarms ? parts[0].value / alarms : null;
+      const words = real === null ? "" : real > 0.5 ? `, ${Math.round(100 * real)} % of them real` : `, 1 real in ${grouped(Number((1 / real).toPrecision(2)))}`;
+      $("t-use").textContent = `At 1 in ${grouped(every)}: ${per(alarms)} alarms per 1,000 images (${per(alarms - far("below"))} to ${per(alarms + far("above"))})${words}`;
+      shareRange.setAttribute("aria-valuetext", $("t-use").textContent);
     }
 
     const folds = facts.folds ? unpack(facts.folds, Uint16Array) : null;
@@ -303,6 +324,7 @@
       $("t-found-bar").setAttribute("width", 100 * (at.recall || 0));
       $("t-alone-bar").setAttribute("width", 100 * (at.specificity || 0));
       putBoth("now", at);
+      inUse(at);
       range.setAttribute("aria-valuetext", `${probability(threshold)}: recall ${shown(at.recall)}, precision ${shown(at.precision)}, specificity ${shown(at.specificity)}`);
     }
 
@@ -339,9 +361,11 @@
         chosenButton.textContent = `◇ ${probability(chosen)} (validation threshold)`;
         putBoth("chosen", countAt(chosen));
       }
+      shareRange.value = Math.log10(Math.max(share, 1e-4));
       set(threshold);
     }
 
+    shareRange.addEventListener("input", move);
     select.addEventListener("change", choose);
     range.addEventListener("input", () => { threshold = fromSlider(); move(); });
     $("t-half").addEventListener("click", () => set(0.5));
