@@ -14,7 +14,7 @@ from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
 from lopsided.recipe.encoder_spec import EncoderSpec
 from lopsided.recipe.words import amount
 from lopsided.reports.run_data import open_finished
-from lopsided.reports.run_words import Facts, source_name, summary, title, warnings
+from lopsided.reports.run_words import Facts, machinery, source_name, summary, warnings
 from lopsided.reports.wording import clean, figure_value, interval, number
 from lopsided.runs.metrics import Evaluation
 
@@ -44,7 +44,7 @@ def model_card(
     split = next(iter(metrics.judged()), None)
     known = Facts(run.recipe, metrics, split)
     sections = [
-        f"# {_plain(title(run.recipe))}",
+        f"# {_plain(machinery(run.recipe))}",
         _plain(summary(known)),
         _to_fill_in(),
         *_data(known),
