@@ -180,6 +180,7 @@ def test_the_wheel_says_what_the_project_says(wheel: zipfile.ZipFile) -> None:
     assert (card["License-Expression"], card["Requires-Python"]) == ("MIT AND Apache-2.0", PROJECT["requires-python"])
     assert set(card.get_all("License-File", [])) == {
         "LICENSE",
+        "src/lopsided/data/assets/LICENSE-eggs.txt",
         "src/lopsided/data/assets/LICENSE-fashion-mnist.txt",
         "src/lopsided/models/embedded/LICENSE-efficientnet-lite.txt",
     }
