@@ -42,7 +42,7 @@ from shared import Floats
 
 RECORD = shared.RECORDS / "layers.jsonl"
 ENCODER = "tf_efficientnet_lite0"
-EVERYTHING = f"{ENCODER}+stages+pixels"
+EVERYTHING = f"{ENCODER}+stages+regions+pixels"
 """The encoder whose features are written. An arm takes the columns of the blocks that it has."""
 
 
@@ -102,8 +102,8 @@ class Features:
         self.labels, self.groups, self.rows = first["labels"], first["groups"], first["rows"]
         self._layout = layout_of(EVERYTHING)
 
-    def of(self, arm: Arm) -> tuple[Floats, Floats | None]:
-        """Return the features as a regression gets them, and how much it weighs each."""
+    def of(self, arm: Arm) -> tuple[Floats, Layout]:
+        """Return the features as a regression gets them, and what their columns are."""
         files = [file_of(self._folder, self._data, arm.side, view) for view in parse_views(arm.views)]
         x = np.mean([np.load(path)["x"] for path in files], axis=0, dtype=np.float32)
         spec = EncoderSpec.parse(arm.encoder, "embedded")
@@ -112,7 +112,7 @@ class Features:
         taken = [pair for pair in zip(self._layout.groups, places, strict=True) if pair[0].block.name in blocks]
         layout = Layout(tuple(Columns(blocks[group.block.name], group.width) for group, _ in taken))
         columns = torch.from_numpy(x[:, np.concatenate([place for _, place in taken])])
-        return layout.scaled(columns, arm.scaling).numpy(), layout.importance()
+        return layout.scaled(columns, arm.scaling).numpy(), layout
 
 
 def layout_of(encoder: str) -> Layout:
@@ -124,13 +124,14 @@ def layout_of(encoder: str) -> Layout:
 
 def run_cell(data: str, cell: str, seed: int, arm: str, found: Features) -> dict[str, Any]:
     """Return the metrics of an arm on one repeat."""
-    x, weights = found.of(ARMS[arm])
+    x, layout = found.of(ARMS[arm])
+    weights, parts = layout.importance(), [] if arm.endswith(BEFORE) else layout.kinds()
     folds, grouped = study.pairs(data, cell, seed, found)
     scores, plain, begin = [], [], time.process_time()
     for train, rest in folds:
         labels = found.labels[train].astype(np.int64)
         num, groups = int(labels.max()) + 1, found.groups[train] if grouped else None
-        fitted = fit_regression(x[train], labels, num, groups=groups, seed=seed, importance=weights)
+        fitted = fit_regression(x[train], labels, num, groups=groups, seed=seed, importance=weights, parts=parts)
         plain.append(x[rest] @ fitted.weight.T + fitted.bias)
         scores.append(plain[-1] - np.log(np.bincount(labels, minlength=num) / len(labels)))
     tested = np.concatenate([found.labels[rest] for _, rest in folds])

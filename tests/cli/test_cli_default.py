@@ -32,7 +32,7 @@ def test_the_default_fits_a_regression_on_the_embedded_encoder(frozen: Path) -> 
     assert metrics["test"]["figures"]["uwa"]["value"] > 0.9
     card = json.loads((frozen / "model.json").read_text())
     assert (card["encoder"], card["encoder_weights"], card["image_size"]) == (
-        "tf_efficientnet_lite0+stages+pixels:1",
+        "tf_efficientnet_lite0+stages+regions+pixels:1",
         "embedded",
         224,
     )

@@ -1,4 +1,4 @@
-"""The stages of an encoder as features."""
+"""The stages of an encoder as features, as a whole and by regions of the image."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lopsided.errors import InputError
 from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import list_cache
 from lopsided.inference.scorer import Scorer
+from lopsided.models.blocks.regions import Regions
 from lopsided.models.blocks.stages import Stages, stages_of
 from lopsided.models.encoders import LateEncoder, build_encoder, embedded_state
 from lopsided.models.heads import ClassifierHead
@@ -140,3 +141,74 @@ def test_images_are_compared_without_stages() -> None:
     expected = features[:, layout.columns("final", "pixels")]
     assert np.array_equal(engine.compared(features), expected)
     assert len(layout.columns("stages")) == features.shape[1] - expected.shape[1] > 0
+
+
+def block_of(name: str) -> Regions:
+    network, _ = build_encoder(name, seed=1)
+    return Regions(network.eval())
+
+
+def test_a_column_is_the_mean_of_a_region_and_its_mirror_image() -> None:
+    block = block_of("resnet18")
+    assert block.widths == (512, 512, 1024)  # 64, 64 and 128 channels; the next stage has 256.
+    maps = [torch.rand(2, width // 8, 12, 20, generator=torch.Generator().manual_seed(0)) for width in block.widths]
+    found = block(*maps).double().numpy()
+    x = maps[0].double().numpy()
+    for row in range(4):
+        for column in range(2):
+            rows, width = slice(3 * row, 3 * row + 3), 5
+            sides = [x[:, :, rows, width * place : width * (place + 1)] for place in (column, 3 - column)]
+            expected = (sides[0].mean(axis=(2, 3)) + sides[1].mean(axis=(2, 3))) / 2
+            assert found[:, 2 * row + column : 512 : 8] == pytest.approx(expected, abs=1e-6)
+
+
+def test_left_and_right_are_the_same_and_up_and_down_are_not() -> None:
+    block = block_of("resnet18")
+    maps = [torch.rand(1, width // 8, 14, 14, generator=torch.Generator().manual_seed(1)) for width in block.widths]
+    found, mirrored, turned = (block(*(x.flip(axis) if axis else x for x in maps)) for axis in (0, 3, 2))
+    assert torch.allclose(found, mirrored, atol=1e-6)
+    assert not torch.allclose(found, turned, atol=1e-2)
+
+
+@pytest.mark.parametrize("side", [64, 72])
+def test_onnxruntime_and_torch_agree_also_where_regions_cut_through_pixels(side: int) -> None:
+    model, card = model_of(f"{LITE}+stages+regions+pixels", side, "embedded")
+    engine, x = Engine(model, card.shape), batch(2, side)
+    assert engine.is_fast
+    found, expected = engine.encode(x), Engine(model, card.shape, fast=False).encode(x)
+    assert model.layout is not None
+    columns = model.layout.columns("regions")
+    assert len(columns) == 8 * sum(CHANNELS[:6])
+    for width in np.cumsum([8 * number for number in CHANNELS[:6]]):
+        own = columns[width - 8 * CHANNELS[0] : width]
+        assert np.abs(found - expected)[:, own].max() <= 1e-4 * np.abs(expected[:, own]).max()
+
+
+def test_the_layout_is_known_without_the_layers_of_the_encoder() -> None:
+    name = f"{LITE}+stages+regions+pixels"
+    known = embedded_state(EncoderSpec.parse(name, "embedded"))
+    assert known is not None
+    assert known[1] == model_of(name, 32, "embedded")[0].layout
+
+
+@pytest.mark.parametrize("name", ["test_efficientnet", "test_convnext", "test_vit", "test_vit2"])
+def test_tokens_are_regions_too(name: str) -> None:
+    model, card = model_of(f"{name}+regions", 64)
+    found = Engine(model, card.shape).encode(batch(2, 64))
+    assert model.layout is not None
+    assert np.ptp(found[:, model.layout.columns("regions")], axis=0).max() > 0
+
+
+def test_an_encoder_with_a_wide_first_stage_is_one_sentence() -> None:
+    wide = nn.Identity()
+    wide.feature_info = [{"module": "stem", "num_chs": 400}]  # type: ignore[assignment]
+    with pytest.raises(InputError, match=r"^The first stage of Identity has more than 384 channels\. Leave out"):
+        Regions(wide)
+
+
+def test_images_are_compared_without_regions() -> None:
+    model, card = model_of("test_resnet+stages+regions+pixels", 32)
+    engine, layout = Engine(model, card.shape), model.layout
+    assert layout is not None
+    features = engine.encode(batch(2, 32))
+    assert np.array_equal(engine.compared(features), features[:, layout.columns("final", "pixels")])

@@ -110,8 +110,8 @@ def test_a_block_has_its_usual_weight_or_that_of_the_recipe() -> None:
         (
             "thorough",
             {"data.channels": 1},
-            "data.channels must be unset or 3 with the encoder tf_efficientnet_lite0+stages+pixels:1, got 1. Leave out "
-            "data.channels: grey images are repeated to three channels. Or name one encoder, without +.",
+            "data.channels must be unset or 3 with the encoder tf_efficientnet_lite0+stages+regions+pixels:1, got 1. "
+            "Leave out data.channels: grey images are repeated to three channels. Or name one encoder, without +.",
         ),
         (
             "thorough",

@@ -141,3 +141,37 @@ def test_the_strength_is_chosen_from_some_rows_if_there_are_many(monkeypatch: py
     assert 0.1 <= some.strength / whole.strength <= 10
     chosen = fit_regression(x, labels, 3, strength=whole.strength)
     assert chosen.weight == pytest.approx(whole.weight, rel=1e-3)
+
+
+def parts_of(x: np.ndarray) -> list[np.ndarray]:
+    return np.split(np.arange(x.shape[1]), [x.shape[1] // 2])
+
+
+def test_with_few_rows_of_a_class_the_logits_are_the_mean_over_all_columns_and_each_part() -> None:
+    x, labels = blobs([60, 12], distance=1.0)
+    parts, importance = parts_of(x), np.linspace(0.5, 2.0, x.shape[1])
+    found = fit_regression(x, labels, 2, importance=importance, parts=parts)
+    whole = fit_regression(x, labels, 2, importance=importance)
+    logits = [x @ whole.weight.T + whole.bias]
+    for part in parts:
+        own = fit_regression(x[:, part], labels, 2, importance=importance[part])
+        logits.append(x[:, part] @ own.weight.T + own.bias)
+    assert x @ found.weight.T + found.bias == pytest.approx(np.mean(logits, axis=0), abs=1e-9)
+    assert (found.strength, found.losses) == (whole.strength, whole.losses)
+    assert not np.allclose(found.weight, whole.weight)
+
+
+@pytest.mark.parametrize(("counts", "settings"), [([60, 50], {}), ([60, 12], {"strength": 0.1}), ([60, 1], {})])
+def test_parts_have_no_effect_with_many_rows_a_given_strength_or_no_inner_folds(
+    counts: list[int], settings: dict[str, float]
+) -> None:
+    x, labels = blobs(counts, distance=1.0)
+    found = fit_regression(x, labels, 2, parts=parts_of(x), **settings)  # type: ignore[arg-type]
+    assert np.array_equal(found.weight, fit_regression(x, labels, 2, **settings).weight)  # type: ignore[arg-type]
+
+
+def test_few_groups_of_a_class_are_few() -> None:
+    x, labels = blobs([60, 60], distance=1.0)
+    groups = np.array([f"{label} {row % 20}" for row, label in enumerate(labels)])
+    found = fit_regression(x, labels, 2, groups=groups, parts=parts_of(x))
+    assert not np.allclose(found.weight, fit_regression(x, labels, 2, groups=groups).weight)

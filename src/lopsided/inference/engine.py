@@ -35,7 +35,7 @@ from lopsided.models.encoders import LateEncoder, weights_hash
 from lopsided.models.graph import INPUT, OUTPUT, to_onnx
 from lopsided.models.machine import evaluating
 from lopsided.models.model import Model, look
-from lopsided.recipe.blocks import STAGES
+from lopsided.recipe.blocks import REGIONS, STAGES
 
 TOLERANCE = 1e-4
 """Largest allowed difference between onnxruntime and torch, relative to the largest feature of the image."""
@@ -91,15 +91,15 @@ class Engine:
         return features if self._model.scaling == "none" else self._through(self._model.scale, features)
 
     def compared(self, features: Features) -> Features:
-        """Return the columns by which images are compared with each other: all but stages, given encoder's features.
+        """Return the columns by which images are compared with each other, given the features of the encoder.
 
-        Many large numbers of early stages would outweigh what the image shows.
+        They are all but those of stages: many large numbers of early stages would outweigh what the image shows.
         """
-        layout = self._model.layout
-        if layout is None or not len(layout.columns(STAGES.name)):
+        left_out = [] if self._model.layout is None else self._model.layout.columns(STAGES.name, REGIONS.name)
+        if not len(left_out):
             return features
         members = np.split(features, self._model.members, axis=1)
-        return np.concatenate([np.delete(member, layout.columns(STAGES.name), axis=1) for member in members], axis=1)
+        return np.concatenate([np.delete(member, left_out, axis=1) for member in members], axis=1)
 
     def _through(self, step: Callable[[Tensor], Tensor], features: Features) -> Features:
         with evaluating(self._model):

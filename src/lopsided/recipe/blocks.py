@@ -124,11 +124,52 @@ STAGES = Block(
     share=0.3,
     program=_STAGES_PROGRAM,
 )
+_REGIONS_PROGRAM = """
+
+# The mean of each channel in 4 x 4 regions, averaged over mirror images and views, after the first stages of the
+# encoder, up to 384 channels.
+names = [stage["module"] for stage in encoder.feature_info]
+if "conv_stem.weight" in encoder.state_dict():
+    names = ["bn1"] + [f"blocks.{{i}}" for i in range(len(encoder.blocks))]
+elif len(names) > 8:
+    names = [names[len(names) * i // 4 - 1] for i in (1, 2, 3, 4)]
+outputs, channels, prefix = [], 0, getattr(encoder, "num_prefix_tokens", 0)
+for name in names:
+    encoder.get_submodule(name).register_forward_hook(lambda _, __, output: outputs.append(output))
+with torch.no_grad():
+    encoder(torch.stack([{views}]))
+for x in outputs:
+    x = x.permute(0, 3, 1, 2) if x.ndim == 4 and getattr(encoder, "output_fmt", "") == "NHWC" else x
+    if x.ndim == 3:
+        x = x[:, prefix:].transpose(1, 2)
+        side = int(x.shape[2] ** 0.5)
+        x = x.unflatten(2, (side, side) if side * side == x.shape[2] else (1, -1))
+    channels += x.shape[1]
+    if channels <= 384:
+        cells = torch.nn.functional.adaptive_avg_pool2d(x, 4)
+        columns = ((cells + cells.flip(3)) / 2)[..., :2].flatten(1).mean(dim=0)
+        {scaled}
+        features = torch.cat([features, columns])
+"""
+
+REGIONS = Block(
+    "regions",
+    "lopsided.models.blocks.regions:Regions",
+    "encoder",
+    "its first stages by regions of the image",
+    scaling="apart",
+    share=0.3,
+    program=_REGIONS_PROGRAM,
+)
 BLOCKS: Entries[Block] = Entries(
     GROUP,
     "feature block",
     Block,
-    {"pixels": "lopsided.recipe.blocks:PIXELS", "stages": "lopsided.recipe.blocks:STAGES"},
+    {
+        "pixels": "lopsided.recipe.blocks:PIXELS",
+        "stages": "lopsided.recipe.blocks:STAGES",
+        "regions": "lopsided.recipe.blocks:REGIONS",
+    },
 )
 
 

@@ -170,7 +170,8 @@ class Encoder(Section):
     name: Text = described(
         "resnet18",
         'Any timm model, or "mlp" for plain vectors. A frozen encoder can be several, joined by +. Feature blocks may '
-        "follow, such as pixels (colours in regions of the image) and stages (the layers before the last).",
+        "follow: pixels (colours in regions of the image), stages (the layers before the last), regions (the first of "
+        "these by regions).",
     )
     weights: Weights = described(
         "none",

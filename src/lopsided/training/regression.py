@@ -9,6 +9,10 @@ The score of a value is the class-weighted log loss of the rows outside the fold
 divided by the share of its class in training, because the decision also divides by it. So a rare class counts as much
 as a frequent one. The regression is then fitted again on all rows, and the standardisation is folded into its weights.
 
+If a class has fewer rows or groups than ``FEW`` and the columns have several parts (``parts``), such as the final layer
+of an encoder, the stages before it and colours, the result is the mean of the regression on all columns and of one on
+each part: too few rows tell which part matters, and the errors of the parts differ. The mean of linear layers is one.
+
 With many rows times classes, the value of C is chosen from some of the rows and by fewer folds: C is the inverse of the
 penalty on the sum over the rows, so that the best value hardly depends on their number.
 """
@@ -16,7 +20,7 @@ penalty on the sum over the rows, so that the best value hardly depends on their
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +82,7 @@ def fit_regression(
     importance: Floats | None = None,
     weights: Floats | None = None,
     offset: Floats | None = None,
+    parts: Sequence[Indices] = (),
 ) -> Regression:
     """Fit the regression. ``weighted`` gives each class the same weight instead of each row.
 
@@ -85,13 +90,32 @@ def fit_regression(
     ``importance`` multiplies each standardised column, so that the penalty bears less on some; None: all the same.
     ``strength`` is the value of C; None: inner folds choose it. With ``scored``, inner folds also score a given value.
     ``folds`` is reduced if a class has fewer rows or groups. ``weights`` are those of the rows, all above 0: a row of
-    weight 2 is as if it were there twice; None: all 1.
+    weight 2 is as if it were there twice; None: all 1. ``parts`` are the columns of parts that also get a regression of
+    their own if a class has few rows. Strength and losses of the result are those of the regression on all columns.
     """
     # Threads of BLAS spin for minutes if other work keeps a core busy. Large problems have threads of their own.
     with threadpool_limits(1, "blas"):
         x = np.asarray(features, dtype=np.float64)
         tried = STRENGTHS if strength is None else (strength,) if scored else ()
-        return _fit(x, labels, num_classes, groups, weighted, strength, tried, folds, seed, importance, weights, offset)
+        settings = labels, num_classes, groups, weighted, strength, tried, folds, seed
+        fitted = _fit(x, *settings, importance, weights, offset)
+        if len(parts) < 2 or strength is not None or not fitted.losses or rarest(labels, groups) >= FEW:
+            return fitted
+        each = (
+            (part, _fit(x[:, part], *settings, None if importance is None else importance[part], weights, offset))
+            for part in parts
+        )
+        return _averaged(fitted, list(each))
+
+
+def _averaged(whole: Regression, each: Sequence[tuple[Indices, Regression]]) -> Regression:
+    """Return the mean of the logits of a regression on all columns and of some on parts of them."""
+    weight, bias = whole.weight.copy(), whole.bias.copy()
+    for part, fitted in each:
+        weight[:, part] += fitted.weight
+        bias += fitted.bias
+    number = 1 + len(each)
+    return replace(whole, weight=weight / number, bias=bias / number)
 
 
 def _fit(

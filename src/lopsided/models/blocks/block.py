@@ -85,6 +85,21 @@ class Layout:
             ]
         )
 
+    def kinds(self) -> list[npt.NDArray[np.int64]]:
+        """Return the places of the columns of final layers, of other layers of encoders, and of images themselves.
+
+        >>> stages, pixels = Block("stages", "", "encoder", ""), Block("pixels", "", "image", "")
+        >>> layout = Layout((Columns(FINAL, 2), Columns(stages, 1), Columns(stages, 2), Columns(pixels, 1)))
+        >>> [places.tolist() for places in layout.kinds()]
+        [[0, 1], [2, 3, 4], [5]]
+        """
+        kinds = [
+            "final" if group.block.name == FINAL.name else group.block.reads
+            for group in self.groups
+            for _ in range(group.width)
+        ]
+        return [np.flatnonzero([kind == own for own in kinds]) for kind in dict.fromkeys(kinds)]
+
     def _parts(self, features: Tensor) -> tuple[Tensor, ...]:
         """Return the columns of each group."""
         return torch.split_with_sizes(features, [group.width for group in self.groups], dim=1)

@@ -12,6 +12,7 @@ Each stage is a group of columns, so that each has the same weight, whatever the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 DEPTHS = 4
 """How many blocks of a transformer are read, at equal distances; the last block is one of them."""
-_STEM = "conv_stem.weight"
-"""The first layer of EfficientNet, MobileNet and their relatives in timm, and of no others."""
 _MAP, _TOKENS = 4, 3
 """Numbers of axes: of a map (n, c, h, w), and of tokens (n, t, c)."""
 
@@ -40,8 +39,7 @@ class Stages(FeatureBlock):
         assert encoder is not None
         self._channels = stages_of(encoder)
         self.taps = tuple(self._channels)
-        self._channels_last = getattr(encoder, "output_fmt", "NCHW") == "NHWC"
-        self._prefix = int(getattr(encoder, "num_prefix_tokens", 0) or 0)
+        self._maps = Maps(encoder)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -51,24 +49,18 @@ class Stages(FeatureBlock):
     @classmethod
     def widths_by(cls, state: Mapping[str, Tensor]) -> tuple[int, ...] | None:
         """Return the widths of an EfficientNet or one of its relatives."""
-        return tuple(2 * number for number in stages_by(state).values()) if _STEM in state else None
+        return tuple(2 * number for number in stages_by(state).values()) if has_stem(state) else None
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the columns of one stage after the other."""
         return torch.cat([self._pooled(name, x) for name, x in zip(self.taps, inputs, strict=True)], dim=1)
 
     def _pooled(self, name: str, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor) or x.ndim not in (_MAP, _TOKENS):
-            raise InputError(f"The output of the layer {name} is no map of features. Leave out +stages.")
-        if x.ndim == _MAP and self._channels_last:
-            x = x.permute(0, 3, 1, 2)
-        axes: tuple[int, ...] = (2, 3)
-        if x.ndim == _TOKENS:
-            if self._prefix:
-                return torch.cat([x[:, 0], x[:, self._prefix :].mean(dim=1)], dim=1)
-            axes = (1,)
-        mean = x.mean(dim=axes, keepdim=True)
-        deviation = (x - mean).square().mean(dim=axes).sqrt()
+        if self._maps.prefix and isinstance(x, Tensor) and x.ndim == _TOKENS:
+            return torch.cat([x[:, 0], x[:, self._maps.prefix :].mean(dim=1)], dim=1)
+        x = self._maps(name, x)
+        mean = x.mean(dim=(2, 3), keepdim=True)
+        deviation = (x - mean).square().mean(dim=(2, 3)).sqrt()
         return torch.cat([mean.flatten(1), deviation], dim=1)
 
     def write(self, graph: Graph, inputs: Sequence[str]) -> str:
@@ -84,10 +76,33 @@ class Stages(FeatureBlock):
         return graph.add("Concat", parts, axis=1)
 
 
+class Maps:
+    """Turns the outputs of layers of an encoder into maps (n, c, h, w). Tokens of an image make a square, or a row."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        self._channels_last = getattr(encoder, "output_fmt", "NCHW") == "NHWC"
+        self.prefix = int(getattr(encoder, "num_prefix_tokens", 0) or 0)
+
+    def __call__(self, name: str, x: Tensor) -> Tensor:
+        """Return the map of the output of the layer ``name``."""
+        if not isinstance(x, Tensor) or x.ndim not in (_MAP, _TOKENS):
+            raise InputError(f"The output of the layer {name} is no map of features. Leave out +stages and +regions.")
+        if x.ndim == _MAP:
+            return x.permute(0, 3, 1, 2) if self._channels_last else x
+        tokens = x[:, self.prefix :].transpose(1, 2)
+        side = math.isqrt(tokens.shape[2])
+        return tokens.unflatten(2, (side, side) if side * side == tokens.shape[2] else (1, -1))
+
+
+def has_stem(state: Mapping[str, Tensor]) -> bool:
+    """Return whether weights are those of EfficientNet, MobileNet or one of their relatives in timm."""
+    return "conv_stem.weight" in state
+
+
 def stages_of(encoder: nn.Module) -> dict[str, int]:
     """Return the names of the layers that are read, with their numbers of channels. Raise if timm lists none."""
     state = encoder.state_dict()
-    if _STEM in state:
+    if has_stem(state):
         return stages_by(state)
     listed: Any = getattr(encoder, "feature_info", None)
     if not isinstance(listed, list) or not listed or not all("module" in stage for stage in listed):

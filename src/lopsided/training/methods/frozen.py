@@ -108,6 +108,7 @@ def _fit(trainer: Trainer, features: Features, strength: float | None = None, *,
         seed=trainer.recipe.seed,
         importance=trainer.importance,
         weights=train.weights,
+        parts=[] if trainer.model.layout is None else trainer.model.layout.kinds(),
     )
 
 

@@ -1,0 +1,99 @@
+"""Where in the image the stages of an encoder find what they find: the mean of each channel in regions of the image.
+
+``stages`` has one mean per channel, so it cannot tell the middle of an image from its border, or its top from its
+bottom. ``Regions`` divides the maps of the first stages into 4 rows and 4 columns. A region and its mirror image, left
+to right, are averaged: eight numbers per channel. Averages over mirror images have less noise, and pictures of the same
+things seldom differ in left and right, but often in up and down.
+
+Late stages have many channels and few positions, so only the first stages are read, up to ``CHANNELS`` channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d
+
+from lopsided.errors import InputError
+from lopsided.models.blocks.block import FeatureBlock
+from lopsided.models.blocks.stages import Maps, has_stem, stages_by, stages_of
+
+if TYPE_CHECKING:
+    from lopsided.models.graph import Graph
+
+SIDE = 4
+"""Rows and columns of regions."""
+WIDTH = SIDE * SIDE // 2
+"""Numbers per channel."""
+CHANNELS = 384
+"""The first stages are read that have at most this number of channels together."""
+_FOLD = np.array([[0.5, 0], [0, 0.5], [0, 0.5], [0.5, 0]], dtype=np.float32)
+"""Averages columns of regions and their mirror images."""
+
+
+class Regions(FeatureBlock):
+    """Eight numbers per channel of each of the first stages of an encoder."""
+
+    def __init__(self, encoder: nn.Module | None = None) -> None:
+        super().__init__()
+        assert encoder is not None
+        self._channels = first_stages(stages_of(encoder))
+        if not self._channels:
+            name = type(encoder).__name__
+            raise InputError(f"The first stage of {name} has more than {CHANNELS} channels. Leave out +regions.")
+        self.taps = tuple(self._channels)
+        self._maps = Maps(encoder)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The number of columns of each stage."""
+        return tuple(WIDTH * number for number in self._channels.values())
+
+    @classmethod
+    def widths_by(cls, state: Mapping[str, Tensor]) -> tuple[int, ...] | None:
+        """Return the widths of an EfficientNet or one of its relatives."""
+        return tuple(WIDTH * n for n in first_stages(stages_by(state)).values()) if has_stem(state) else None
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the columns of one stage after the other."""
+        maps = (self._maps(name, x) for name, x in zip(self.taps, inputs, strict=True))
+        fold = torch.from_numpy(_FOLD).to(inputs[0])
+        return torch.cat([(adaptive_avg_pool2d(x, SIDE) @ fold).flatten(1) for x in maps], dim=1)
+
+    def write(self, graph: Graph, inputs: Sequence[str]) -> str:
+        """Add the same steps for the maps of a convolutional encoder, of any size."""
+        parts = []
+        for x in inputs:
+            rows, columns = (_averages(graph, x, axis) for axis in (2, 3))
+            folded = graph.add("MatMul", [graph.add("Transpose", [columns], perm=[1, 0]), graph.constant(_FOLD)])
+            parts.append(graph.flatten(graph.add("MatMul", [rows, graph.add("MatMul", [x, folded])])))
+        return graph.add("Concat", parts, axis=1)
+
+
+def first_stages(channels: Mapping[str, int]) -> dict[str, int]:
+    """Return the first stages that have at most ``CHANNELS`` channels together.
+
+    >>> first_stages({"stem": 64, "one": 256, "two": 512})
+    {'stem': 64, 'one': 256}
+    """
+    sums = accumulate(channels.values())
+    return {name: number for (name, number), total in zip(channels.items(), sums, strict=True) if total <= CHANNELS}
+
+
+def _averages(graph: Graph, x: str, axis: int) -> str:
+    """Add nodes for the matrix (4, size) by which ``adaptive_avg_pool2d`` averages along an axis. Return its name."""
+    number = graph.add("Squeeze", [graph.add("Shape", [x], start=axis, end=axis + 1)])
+    zero, one, parts = (graph.constant(np.array(value, np.float32)) for value in (0, 1, SIDE))
+    size = graph.add("Cast", [number], to=1)
+    pixels, part = graph.add("Range", [zero, size, one]), graph.add("Div", [size, parts])
+    places = (graph.constant(np.arange(first, first + SIDE, dtype=np.float32)[:, None]) for first in (0, 1))
+    edges = [graph.add("Mul", [place, part]) for place in places]
+    begin, end = graph.add("Floor", [edges[0]]), graph.add("Ceil", [edges[1]])
+    lower, upper = graph.add("Max", [begin, pixels]), graph.add("Min", [end, graph.add("Add", [pixels, one])])
+    overlap = graph.add("Max", [graph.add("Sub", [upper, lower]), zero])
+    return graph.add("Div", [overlap, graph.add("Sub", [end, begin])])
