@@ -127,7 +127,7 @@ STAGES = Block(
 _REGIONS_PROGRAM = """
 
 # The mean of each channel in 4 x 4 regions, averaged over mirror images and views, after the first stages of the
-# encoder, up to 384 channels.
+# encoder, up to 128 channels.
 names = [stage["module"] for stage in encoder.feature_info]
 if "conv_stem.weight" in encoder.state_dict():
     names = ["bn1"] + [f"blocks.{{i}}" for i in range(len(encoder.blocks))]
@@ -145,7 +145,7 @@ for x in outputs:
         side = int(x.shape[2] ** 0.5)
         x = x.unflatten(2, (side, side) if side * side == x.shape[2] else (1, -1))
     channels += x.shape[1]
-    if channels <= 384:
+    if channels in (x.shape[1], *range(129)):
         cells = torch.nn.functional.adaptive_avg_pool2d(x, 4)
         columns = ((cells + cells.flip(3)) / 2)[..., :2].flatten(1).mean(dim=0)
         {scaled}
