@@ -95,8 +95,8 @@ class Engine:
 
         They are all but those of stages: many large numbers of early stages would outweigh what the image shows.
         """
-        left_out = [] if self._model.layout is None else self._model.layout.columns(STAGES.name, REGIONS.name)
-        if not len(left_out):
+        layout = self._model.layout
+        if layout is None or not len(left_out := layout.columns(STAGES.name, REGIONS.name)):
             return features
         members = np.split(features, self._model.members, axis=1)
         return np.concatenate([np.delete(member, left_out, axis=1) for member in members], axis=1)

@@ -91,7 +91,7 @@ class Maps:
             return x.permute(0, 3, 1, 2) if self._channels_last else x
         tokens = x[:, self.prefix :].transpose(1, 2)
         side = math.isqrt(tokens.shape[2])
-        return tokens.unflatten(2, (side, side) if side * side == tokens.shape[2] else (1, -1))
+        return tokens.reshape(*tokens.shape[:2], side if side * side == tokens.shape[2] else 1, -1)
 
 
 def has_stem(state: Mapping[str, Tensor]) -> bool:
