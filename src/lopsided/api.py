@@ -47,6 +47,7 @@ def fit(
     encoder: str | None = None,
     group: str | None = None,
     group_from: str | None = None,
+    columns: Sequence[str] | None = None,
     folds: int | None = None,
     decide: str | None = None,
     more: PathLike | Sequence[PathLike] | None = None,
@@ -67,6 +68,7 @@ def fit(
         encoder: Name of a timm model.
         group, group_from: Table column of groups, such as patient, or "parent" for folders, or a pattern of names, as
             in the command. A group stays in one split.
+        columns: Table columns that the classifier gets beside each image, such as ["age", "sex", "site"].
         folds: Number of folds that test every image; 1: one split.
         decide: Decision rule, such as "recall:melanoma=0.95".
         more: Tables of further labelled images for training only.
@@ -87,6 +89,7 @@ def fit(
         "encoder": encoder,
         "data.group": group,
         "data.group_from": group_from,
+        "data.columns": columns,
         "folds": folds,
         "decide": decide,
         "data.more": _paths(more),
@@ -138,7 +141,8 @@ class Run(folders.Run):
         ``decide``, ``prevalence`` and ``tta`` are as in ``lopsided predict``.
         """
         from lopsided.data.decoding import UnreadableImageError
-        from lopsided.data.given import given_images, given_paths
+        from lopsided.data.given import given_columns, given_images, given_paths
+        from lopsided.data.images import FileImages
         from lopsided.data.stored import is_address
         from lopsided.inference.pool import find_images, is_table
         from lopsided.inference.scorer import Scorer
@@ -158,10 +162,14 @@ class Run(folders.Run):
                 p, _, known = Scorer(model, card, cached="none", bank=bank, batch_size=batch_size).judge(given)
                 names = tuple(f"image {place}" for place in range(len(given)))
                 return _predictions(card, names, use.probabilities(p), use.decision, {}, known, familiarity)
+            columns = [column.name for column in card.beside]
             paths: Iterable[ImagePath] = [Path(path).expanduser() for path in named]
             total = len(named)
             if any(is_address(path) or os.path.isdir(path) or is_table(Path(path)) for path in named):
-                total, paths = find_images(named)
+                total, paths = find_images(named, columns=columns)
+            elif columns:
+                beside = given_columns(images, columns, FileImages(list(paths)))
+                paths = beside.paths if isinstance(beside, FileImages) else paths
             with answering(model, card, paths, use, total=total, batch_size=batch_size, bank=bank) as answers:
                 rows = list(_counted(answers, total, progress))
         p = np.full((len(rows), len(card.classes)), np.nan)

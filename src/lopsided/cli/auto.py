@@ -64,12 +64,14 @@ def fit_auto(
     try:
         if not (resume and (out / RECIPE).is_file()):
             given: dict[str, Any] = {} if data is None else {"data.source": os.fspath(data)}
-            base = named_recipe("from-scratch").override(**{"data.folds": USUAL_FOLDS, **fields, **given})
+            columns = fields.get("data.columns") is not None
+            start = named_recipe("quick" if columns else "from-scratch")
+            base = start.override(**{"data.folds": USUAL_FOLDS, **fields, **given})
             if base.data.source is None:
                 raise InputError("DATA is missing. Write lopsided fit DATA --auto --out RUN.")
             base = _with_possible_folds(base, fields)
             check_vector_fields(base.data.source, fields)
-            names = usual_candidates(vectors=is_vectors(base.data.source or ""))
+            names = usual_candidates(vectors=is_vectors(base.data.source or ""), columns=columns)
             plan = ComparisonPlan(folder, parse_candidates([",".join(names)], fields), base)
             about = plan.about(sweeping.open_data(base))
             from lopsided.runs.view import sweep_view

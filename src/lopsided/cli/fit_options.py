@@ -21,6 +21,7 @@ FIELDS = {
     "data.group": "group",
     "data.group_from": "group_from",
     "data.origin": "source",
+    "data.columns": "columns",
     "data.folds": "folds",
     "data.more": "more",
     "data.classes": "normal",
@@ -46,7 +47,9 @@ def fields_of(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
 
 
 def _value(name: str, given: Any) -> Any:
-    """Return the value of a field: the classes of --normal are one class."""
+    """Return the value of a field: the classes of --normal are one class, and --columns are names with commas."""
+    if name == "columns" and given is not None:
+        return [text.strip() for text in given.split(",") if text.strip()]
     return [given] if name == "normal" and given is not None else given
 
 
@@ -88,6 +91,14 @@ Group = Annotated[
 Source = Annotated[
     str | None,
     option(TRAIN, "Table column of sources, such as cameras: also test on each one without training on it."),
+]
+Columns = Annotated[
+    str | None,
+    option(
+        TRAIN,
+        "Table columns that the classifier gets beside each image, such as age,sex,site: numbers or categories.",
+        metavar="NAMES",
+    ),
 ]
 GroupFrom = Annotated[str | None, group_from_option(TRAIN)]
 Folds = Annotated[

@@ -114,7 +114,7 @@ def predict(
     from lopsided.progress import counter
     from lopsided.recipe.views import parse_tta
     from lopsided.runs.newest import run_and_words
-    from lopsided.runs.reopen import open_familiarity, open_model, open_use, use_views
+    from lopsided.runs.reopen import columns_of, open_familiarity, open_model, open_use, use_views
 
     run, images = run_and_words(words, quiet=quiet)
     if not images:
@@ -137,7 +137,7 @@ def predict(
     total, paths = (
         (sum(len(table.names) for table in tables), iter(list[ImagePath]()))
         if tables
-        else find_images(images, patterns, pairs, allow_outside=allow_outside)
+        else find_images(images, patterns, pairs, allow_outside=allow_outside, columns=columns_of(run))
     )
     warn_of_twins(pairs)
     model, card = open_model(run, device, kinds=("vector" if tables else "image",))

@@ -45,6 +45,7 @@ def fit(
     group: options.Group = None,
     group_from: options.GroupFrom = None,
     source: options.Source = None,
+    columns: options.Columns = None,
     folds: options.Folds = None,
     decide: options.Decide = None,
     auto: options.Auto = False,
@@ -89,6 +90,7 @@ def fit(
       lopsided fit photos --out run --auto minutes=30
       lopsided fit photos --normal good --out run
       lopsided fit lesions.csv --group patient --out run
+      lopsided fit lesions.csv --columns age,sex,site --out run
       lopsided fit photos --group-from '{group}_*' --out run
       lopsided fit photos --out run --recipe from-scratch image_size=64
       lopsided fit photos --out run --loss afcl eta=0.5 gamma=7 --folds 5

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from lopsided.data.columns import column_name, described, rows_of
 from lopsided.data.decoding import Pixels, UnreadableImageError, fit_image, flat_image
 from lopsided.data.images import FileImages, Images, Indices, Known, Progress
 from lopsided.data.sources import source_from_arrays
@@ -92,6 +93,26 @@ def given_images(values: Any) -> Images | None:
         got = f"{_named(entries[0])} in entry 0 and {_named(entries[other])} in entry {other}"
         raise InputError(sentence("all images must be of one kind: paths, Pillow images or arrays", got))
     return _MAKE[kinds[0]](entries)
+
+
+def given_columns(values: Any, columns: Sequence[str], images: Images) -> Images:
+    """Return images with the cells of the columns that stand beside them in a data frame. Raise if they do not."""
+    if not columns:
+        return images
+    if not hasattr(values, "columns") or not isinstance(images, FileImages):
+        what = "a data frame" if isinstance(images, FileImages) else "paths"
+        names = ", ".join(map(column_name, columns))
+        do = f"Pass a data frame with the columns path, {names}."
+        raise InputError(sentence(f"the columns {names} must stand beside each image", f"no {what}", do))
+    texts = {str(name): _texts(values[name]) for name in values.columns if name != PATH}
+    rows = zip(images.paths, rows_of("the data frame", texts, columns), strict=True)
+    return images.beside([described(path, row) for path, row in rows])
+
+
+def _texts(column: Any) -> list[str]:
+    """Return the cells of a column of a data frame as texts, as a CSV file would have them: 3, not 3.0."""
+    whole = (isinstance(value, float) and value.is_integer() for value in column)
+    return [str(int(value)) if is_whole else str(value) for value, is_whole in zip(column, whole, strict=True)]
 
 
 def _of_paths(entries: Sequence[Any]) -> Images:

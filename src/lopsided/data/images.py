@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from lopsided.data.columns import Cells, cells_of
 from lopsided.data.decoding import (
     FileFacts,
     Header,
@@ -64,6 +65,10 @@ class Images(ABC):
     @abstractmethod
     def take(self, indices: Indices) -> Images:
         """Return the images at ``indices``, in that order. ``channels`` does not change."""
+
+    def cells(self) -> list[Cells]:
+        """Return the cells of a table that stand beside each image; empty ones without a table."""
+        return [()] * len(self)
 
     @abstractmethod
     def digest(self, indices: Indices) -> list[str]:
@@ -211,6 +216,10 @@ class FileImages(Images):
     def take(self, indices: Indices) -> FileImages:
         """Return the images at ``indices``, in that order. ``channels`` does not change."""
         return self.beside([self.paths[i] for i in indices])
+
+    def cells(self) -> list[Cells]:
+        """Return the cells that go with the paths."""
+        return [cells_of(path) for path in self.paths]
 
     def beside(self, paths: Sequence[ImagePath]) -> FileImages:
         """Return images of other files, with the channels of these images."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lopsided.data.columns import Cells
 from lopsided.data.images import Images
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
@@ -41,6 +42,10 @@ class Inputs(ABC):
     @abstractmethod
     def batch(self, rows: Indices) -> Tensor:
         """Return the inputs at ``rows``, in that order."""
+
+    def cells(self) -> list[Cells]:
+        """Return the cells of a table that stand beside each input; empty ones without a table."""
+        return [()] * len(self)
 
     def batches(self, parts: Iterable[Indices]) -> Iterator[tuple[Indices, Tensor]]:
         """Yield each part with its inputs."""
@@ -75,6 +80,10 @@ class StreamedInputs(Inputs):
         """Return the images at ``rows``, in that order."""
         return self.images.load(rows, self.image_size, self.channels, workers=self.workers)
 
+    def cells(self) -> list[Cells]:
+        """Return the cells beside each image."""
+        return self.images.cells()
+
     def batches(self, parts: Iterable[Indices]) -> Iterator[tuple[Indices, Tensor]]:
         """Yield each part with its images. The next batch is decoded ahead."""
         with ThreadPoolExecutor(1) as pool:
@@ -100,6 +109,11 @@ class ChosenInputs(Inputs):
     def batch(self, rows: Indices) -> Tensor:
         """Return the inputs at ``rows``, in that order."""
         return self.inputs.batch(self.rows[rows])
+
+    def cells(self) -> list[Cells]:
+        """Return the cells beside each input."""
+        cells = self.inputs.cells()
+        return [cells[row] for row in self.rows]
 
     def batches(self, parts: Iterable[Indices]) -> Iterator[tuple[Indices, Tensor]]:
         """Yield each part with its inputs."""

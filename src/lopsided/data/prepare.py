@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lopsided.data.columns import described, rows_of
 from lopsided.data.images import FileImages, Images, Known, Progress
 from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import Source, check_splits
@@ -23,6 +24,7 @@ from lopsided.data.sources.groups import groups_of, patient_cautions
 from lopsided.data.sources.listing import TABLE_SUFFIXES, Inside, read_columns
 from lopsided.data.sources.names import suggest_names
 from lopsided.data.splits import How, Splits, fold_splits, split
+from lopsided.data.stored import ImagePath
 from lopsided.errors import DataError, sentence
 from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
@@ -45,7 +47,7 @@ class Sources:
         data = recipe.data
         asked = (
             *(data.source, data.classes, data.group, data.group_from, data.path_column, data.label_column),
-            *(data.allow_outside, data.include, data.exclude),
+            *(data.allow_outside, data.include, data.exclude, data.columns),
         )
         if self._listed is None or self._listed[0] != asked:
             self._listed = asked, Source.open(data)
@@ -128,6 +130,7 @@ def _with_more(recipe: Recipe, source: Source, held_out: Source | None = None) -
         group_from=data.group_from,
         allow_outside=data.allow_outside,
         held_out=held_out,
+        beside=data.columns or (),
     )
 
 
@@ -183,7 +186,7 @@ MARKS = ("yes", "no", "skip")
 
 @dataclass(frozen=True)
 class _Row:
-    path: Path
+    path: ImagePath
     label: str
     group: str
     where: str
@@ -197,12 +200,14 @@ def add_more(
     group_from: str | None = None,
     allow_outside: bool = False,
     held_out: Source | None = None,
+    beside: Sequence[str] = (),
 ) -> Source:
     """Return a source with the images of tables as further training images.
 
     A table has the columns path and label, and optionally mark and group; ``group_from`` takes groups from paths. An
     image that is byte-identical to one of the source or of an earlier row is left out if the labels agree; otherwise an
-    error is raised. Images and groups of ``held_out`` are left out, because they are tested.
+    error is raised. Images and groups of ``held_out`` are left out, because they are tested. ``beside`` are the columns
+    that stand beside each image.
     """
     if not isinstance(source.images, FileImages):
         do = "Use a folder or a table of images."
@@ -210,7 +215,7 @@ def add_more(
     rows: list[_Row] = []
     facts: list[Fact] = []
     for table in map(Path, tables):
-        found, left = _read(table, source, group, group_from, allow_outside)
+        found, left = _read(table, source, group, group_from, allow_outside, beside)
         rows += found
         if left:
             facts.append(notes.unlabelled_rows(table.name, dict(left)))
@@ -272,7 +277,12 @@ def _groups(more: Source) -> np.ndarray[tuple[int], np.dtype[np.str_]]:
 
 
 def _read(
-    table: Path, source: Source, group: str | None, group_from: str | None, allow_outside: bool
+    table: Path,
+    source: Source,
+    group: str | None,
+    group_from: str | None,
+    allow_outside: bool,
+    beside: Sequence[str],
 ) -> tuple[list[_Row], Counter[str]]:
     """Return the rows of a table that have a label, and the number of the others by their mark."""
     if table.suffix.lower() not in TABLE_SUFFIXES or not table.is_file():
@@ -288,6 +298,7 @@ def _read(
     groups = columns.get(group or "group", [""] * number)
     if group_from is not None:
         groups = [name or "" for name in groups_of(columns["path"], group_from)]
+    described_by = rows_of(table, columns, beside) if beside else [()] * number
     inside, rows, left = Inside(table, allow_outside), [], Counter[str]()
     for line, (path, label, mark, own) in enumerate(
         zip(columns["path"], columns["label"], marks, groups, strict=True), start=2
@@ -306,11 +317,12 @@ def _read(
             must = f"further labels must be classes of {source.name} ({', '.join(source.classes)})"
             raise DataError(sentence(must, f"{label!r:.60} in row {line} of {table}", do))
         where = table.parent / inside.check(line, path)
-        rows.append(_Row(Path(os.path.abspath(where)), label, own, f"{table.name}:{line}"))
+        image = described(Path(os.path.abspath(where)), described_by[line - 2])
+        rows.append(_Row(image, label, own, f"{table.name}:{line}"))
     return rows, left
 
 
-def _digests(images: FileImages, rows: Sequence[_Row]) -> dict[Path, str]:
+def _digests(images: FileImages, rows: Sequence[_Row]) -> dict[ImagePath, str]:
     """Return the digests of the images of all rows. Raise if files are missing."""
     missing = [row for row in rows if not os.path.isfile(row.path)]
     if missing:
@@ -320,7 +332,7 @@ def _digests(images: FileImages, rows: Sequence[_Row]) -> dict[Path, str]:
     return dict(zip(paths, images.beside(paths).digest(np.arange(len(paths))), strict=True))
 
 
-def _not_held_out(rows: Sequence[_Row], digests: Mapping[Path, str], held_out: Source) -> tuple[list[_Row], int]:
+def _not_held_out(rows: Sequence[_Row], digests: Mapping[ImagePath, str], held_out: Source) -> tuple[list[_Row], int]:
     """Return the rows that have neither an image nor a group of the held-out images, and the number of the others."""
     tested = set(held_out.images.digest(np.arange(len(held_out))))
     groups = set() if held_out.groups is None else set(held_out.groups.tolist())
@@ -329,7 +341,7 @@ def _not_held_out(rows: Sequence[_Row], digests: Mapping[Path, str], held_out: S
 
 
 def _new(
-    source: Source, images: FileImages, rows: Sequence[_Row], digests: Mapping[Path, str]
+    source: Source, images: FileImages, rows: Sequence[_Row], digests: Mapping[ImagePath, str]
 ) -> tuple[list[_Row], int]:
     """Return the rows with images that are not labelled yet, and the number of the others.
 

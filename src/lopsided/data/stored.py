@@ -35,6 +35,8 @@ class Stored(ABC):
     """An image that can be read whole. It is known by its address."""
 
     address: str
+    cells: tuple[str, ...] = ()
+    """Cells of a table that stand beside the image (``lopsided.data.columns``)."""
 
     @abstractmethod
     def read(self) -> bytes:

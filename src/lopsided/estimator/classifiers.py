@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -65,6 +65,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
     device: str
     num_threads: int | None
     verbose: int
+    columns: Sequence[str] | None = None
 
     def _changes(self, kind: Kind) -> dict[str, Any]:
         """Return the fields that the parameters of a subclass set; None: the recipe's value."""
@@ -95,7 +96,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         return self
 
     def _fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
-        X = images_or_vectors(X)
+        X = images_or_vectors(X, self.columns or ())
         is_image = isinstance(X, Images)
         if is_image:
             y = column_or_1d(on_cpu(y), warn=True)
@@ -291,6 +292,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
             "device": self.device,
             "threads": self.num_threads,
             "data.image_size": self.image_size,
+            "data.columns": list(self.columns) if self.columns else None,
             # ``fit`` gets its samples as arguments.
             **{"data.test": 0.0, "data.source": None, "data.scenario": None, "data.held_out": False},
             **(self.settings or {}),
@@ -303,7 +305,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
 
     def _predict(self, X: Any) -> Scored:
         check_is_fitted(self)
-        X = images_or_vectors(X)
+        X = images_or_vectors(X, [column.name for column in self.card_.beside])
         if isinstance(X, Images) != (self.card_.kind == "image"):
             got = "images" if isinstance(X, Images) else "vectors"
             raise InputError(sentence(f"X must hold {self.card_.kind}s, as in fit", got))

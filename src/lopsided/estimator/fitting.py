@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lopsided.data.given import given_images
+from lopsided.data.given import given_columns, given_images
 from lopsided.data.images import ArrayImages, Images
 from lopsided.data.inputs import Inputs, MemoryInputs, Prepared, StreamedInputs, prepare, prepare_vectors
 from lopsided.data.prepare import usual_side
@@ -173,13 +173,13 @@ def checked_weights(sample_weight: Any, num: int) -> npt.NDArray[np.float64] | N
     return weights
 
 
-def images_or_vectors(X: Any) -> Any:
-    """Return images as ``Images``, and anything else, such as vectors, unchanged."""
+def images_or_vectors(X: Any, columns: Sequence[str] = ()) -> Any:
+    """Return images as ``Images``, with ``columns`` of their data frame, and anything else unchanged."""
     images = given_images(X)
-    if images is None:
-        X = stacked(X)
-        images = source_from_arrays(X).images if are_images(X) else None
-    return X if images is None else images
+    if images is not None:
+        return given_columns(X, columns, images)
+    X = stacked(X)
+    return source_from_arrays(X).images if are_images(X) else X
 
 
 def are_images(X: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -28,6 +28,8 @@ class LopsidedClassifier(Classifier):
         views: Views of an image whose features are averaged, as in ``TwoStageClassifier``.
         folds: Number of folds that test every sample, as in ``TwoStageClassifier``, by group if ``fit`` gets groups.
         image_size: Side to which images are resized; None: the size that belongs to the encoder's weights.
+        columns: Columns of a data frame with a column path that the classifier gets beside each image, such as ["age",
+            "sex"]: numbers or categories.
         settings: Any fields of the recipe by their dotted names, such as {"regression.strength": 0.01}. Each is also
             a parameter of ``set_params`` and of a grid search: ``regression__strength``.
         random_state: Seed of all random choices.
@@ -49,6 +51,7 @@ class LopsidedClassifier(Classifier):
         views: str | None = None,
         folds: int | None = None,
         image_size: int | None = None,
+        columns: Sequence[str] | None = None,
         settings: Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = None,
         device: str = "auto",
@@ -60,6 +63,7 @@ class LopsidedClassifier(Classifier):
         self.views = views
         self.folds = folds
         self.image_size = image_size
+        self.columns = columns
         self.settings = settings
         self.random_state = random_state
         self.device = device

@@ -107,6 +107,16 @@ def repeating_column(column: str, values: int, rows: int) -> None:
     """
 
 
+@caution("model")
+def telling_columns(columns: Mapping[str, float]) -> str:
+    """Columns beside the images give the label away: the balanced accuracy of each alone."""
+    reached = " and ".join(f"{name} ({accuracy:.3g})" for name, accuracy in columns.items())
+    return (
+        f"Columns give the label away, by the balanced accuracy of each alone: {reached}. Is this known before the "
+        "label, for every image that the model will see? If not, leave it out."
+    )
+
+
 @caution("once")
 def same_stems(pairs: int, first: Sequence[str], suffix: str) -> str:
     """Pairs of files differ only in the suffix, of which ``suffix`` may be that of masks."""

@@ -228,6 +228,17 @@ def vectors(rows: int, width: int) -> str:
     return f"{rows:,} vectors of {width:,} numbers, standardised by the training rows."
 
 
+@note("model")
+def table_columns(columns: Sequence[Mapping[str, Any]], rows: int) -> str:
+    """Columns of a table stand beside each image, each with its name, categories and missing values."""
+    parts = []
+    for column in columns:
+        what = "numbers" if column["categories"] is None else f"{column['categories']:,} categories"
+        lacking = f", missing for {column['missing']:,} of {rows:,} training images" if column["missing"] else ""
+        parts.append(f"{column['name']} ({what}{lacking})")
+    return f"Beside each image, the classifier gets {', '.join(parts)}."
+
+
 @note("once")
 def own_normalisation(encoders: int) -> str:
     """Joined encoders normalise images themselves."""

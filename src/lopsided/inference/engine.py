@@ -80,15 +80,18 @@ class Engine:
         """Return the inputs of the classifier for a batch: uint8 images, float images in [0, 1], or vectors."""
         return self.adapt(self.average([self.encode(look(batch, view)) for view in self.views]))
 
-    def adapt(self, features: Features) -> Features:
-        """Return the inputs of the classifier, given the features of the encoder."""
-        if self._model.adapter is None:
-            return self.scale(features)
-        return self._through(self._model.adapt, features)
+    def adapt(self, features: Features, beside: Features | None = None) -> Features:
+        """Return the inputs of the classifier, given the features of the encoder, and those of columns of a table."""
+        inputs = self.scale(features, beside)
+        return inputs if self._model.adapter is None else self._through(self._model.adapter, inputs)
 
-    def scale(self, features: Features) -> Features:
-        """Return the inputs of the heads, or of the classifier if there are no heads, given the encoder's features."""
-        return features if self._model.scaling == "none" else self._through(self._model.scale, features)
+    def scale(self, features: Features, beside: Features | None = None) -> Features:
+        """Return the inputs of the heads, or of the classifier if there are no heads, given the encoder's features.
+
+        ``beside`` are features of columns of a table, which follow as they are.
+        """
+        inputs = features if self._model.scaling == "none" else self._through(self._model.scale, features)
+        return inputs if beside is None else np.concatenate([inputs, beside], axis=1)
 
     def compared(self, features: Features) -> Features:
         """Return the columns by which images are compared with each other, given the features of the encoder.

@@ -41,6 +41,7 @@ def list_labelled(
     allow_outside: bool = False,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
+    columns: Sequence[str] = (),
 ) -> Source:
     """List labelled data without reading images. ``split`` selects one split of data that have splits."""
     source = open_source(
@@ -54,6 +55,7 @@ def list_labelled(
         min_classes=1,
         include=include,
         exclude=exclude,
+        columns=columns,
     )
     if split is None:
         return source

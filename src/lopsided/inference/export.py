@@ -32,6 +32,8 @@ With all views of three encoders, a batch of 17 needed gigabytes."""
 STEPS = 3
 INPUTS = {"image": "images", "vector": "vectors"}
 """The name of the input, by the kind of the model."""
+BESIDE = "columns"
+"""The name of the second input, of a model that takes columns of a table beside each image."""
 OUTPUTS = ("logits", "probabilities", "decision_scores", "label")
 
 
@@ -53,7 +55,8 @@ def export_onnx(
     The outputs ``logits``, ``probabilities`` and ``decision_scores`` are float32 (batch, classes). The rows of
     ``probabilities`` sum to 1. ``label`` is int64 (batch,): the index of the highest decision score, which is the class
     that the rule of the model decides for. The metadata of the file hold the classes, the rule and all steps from an
-    image file to the input (docs/onnx.md).
+    image file to the input (docs/onnx.md). A model with columns of a table beside each image has a second input,
+    ``columns``, float32 (batch, features); the metadata say how its features are made.
 
     If the package writes the graph itself, a rule with sets or abstention adds ``set``, bool (batch, classes), or
     ``ask``, bool (batch,), and a ``bank`` of known images ``typicality``, float32 (batch,), unless it is large.
@@ -94,12 +97,13 @@ def _written(network: Any, card: ModelCard, bank: Bank | None) -> tuple[bytes, f
     from lopsided.models.graph import UntranslatableError
     from lopsided.models.whole_graph import model_to_onnx
 
-    model, head = network
+    model, head = network.model, network.decide
     if card.kind != "image":
         return None
     try:
         names = card.shape, INPUTS["image"], OUTPUTS
-        content = _sealed(model_to_onnx(model, head, *names, card.decision, bank), card)
+        beside = (BESIDE, card.num_beside) if card.beside else None
+        content = _sealed(model_to_onnx(model, head, *names, card.decision, bank, beside), card)
         return content, _check(network, content, card)
     except UntranslatableError:
         return None
@@ -140,6 +144,7 @@ def facts(card: ModelCard) -> dict[str, str]:
         "scale": "divide by 255",
         "interpolation": card.interpolation,
         "views": json.dumps(list(card.views)),
+        **({"columns": json.dumps([each.model_dump() for each in card.beside])} if card.beside else {}),
     }
 
 
@@ -155,29 +160,50 @@ def _require(to: str, *modules: str) -> None:
 
 
 def _network(model: Model, card: ModelCard) -> Any:
-    from torch import nn
+    from torch import Tensor, nn
 
     from lopsided.models.heads import DecisionHead
     from lopsided.models.small_maps import use_fast_paths
 
+    class Network(nn.Module):
+        """The model and its decision."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.decide = model, DecisionHead(card.decision, len(card.classes))
+
+        def forward(self, *inputs: Tensor) -> Any:
+            return self.decide(self.model(*inputs))
+
     model.complete()
     use_fast_paths(model, enabled=False)  # The fast paths are for torch only; the exporter needs plain convolutions.
-    return nn.Sequential(model, DecisionHead(card.decision, len(card.classes))).cpu().eval()
+    return Network().cpu().eval()
+
+
+def _inputs(card: ModelCard, number: int, generator: Any) -> dict[str, Any]:
+    """Return random inputs of a model, by their names."""
+    import torch
+
+    inputs = {INPUTS[card.kind]: torch.rand(number, *card.shape, generator=generator)}
+    if card.beside:
+        inputs[BESIDE] = torch.rand(number, card.num_beside, generator=generator)
+    return inputs
 
 
 def _to_onnx(network: Any, card: ModelCard) -> bytes:
     import torch
 
-    example = torch.rand(2, *card.shape, generator=torch.Generator().manual_seed(0))
+    examples = _inputs(card, 2, torch.Generator().manual_seed(0))
+    batch = torch.export.Dim("batch", min=1)
     try:
         with _silence(), torch.no_grad():
             program = torch.onnx.export(
                 network,
-                (example,),
+                tuple(examples.values()),
                 dynamo=True,
-                input_names=[INPUTS[card.kind]],
+                input_names=list(examples),
                 output_names=list(OUTPUTS),
-                dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+                dynamic_shapes=(tuple({0: batch} for _ in examples),),
                 verbose=False,
             )
             assert program is not None  # With dynamo=True it is never None.
@@ -217,10 +243,11 @@ def _check(network: Any, content: bytes, card: ModelCard) -> float:
     generator = torch.Generator().manual_seed(1)
     largest = 0.0
     for number in CHECKED_SIZES:
-        images = torch.rand(number, *card.shape, generator=generator)
+        inputs = _inputs(card, number, generator)
         with torch.no_grad():
-            expected = network(images)[1].numpy()
-        _, found, scores, label = session.run(list(OUTPUTS), {INPUTS[card.kind]: images.numpy()})
+            expected = network(*inputs.values())[1].numpy()
+        arrays = {name: values.numpy() for name, values in inputs.items()}
+        _, found, scores, label = session.run(list(OUTPUTS), arrays)
         if found.shape != expected.shape or label.shape != (number,):
             raise RunError(sentence(f"onnxruntime must return the shape {expected.shape}", found.shape))
         difference = float(np.abs(found - expected).max())

@@ -53,6 +53,7 @@ def beyond_timm(card: ModelCard) -> str:
         "scaled features": card.scaling != "none",
         f"the views {name_views(card.views)}": card.views != PLAIN,
         f"a {card.head} classifier": card.head != "linear",
+        "columns of a table beside the image": bool(card.beside),
     }
     found = next((kind for kind, there in kinds.items() if there), "")
     return found or ("" if _has_linear_layer(card) else f"a linear layer on the features of {card.encoder}")

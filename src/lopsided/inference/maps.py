@@ -13,8 +13,10 @@ from PIL import Image
 
 from lopsided import files
 from lopsided.data.augment import to_float
+from lopsided.data.columns import cells_of
 from lopsided.data.decoding import Pixels, UnreadableImageError, decode_image, read_image
 from lopsided.errors import InputError
+from lopsided.models.blocks.columns import encode
 from lopsided.models.maps import check_positions, class_maps
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from lopsided.evaluation.decision import Decision
     from lopsided.inference.predict import Answer
     from lopsided.models.model import Model, ModelCard
+    from lopsided.recipe.columns import Cells
 
 PICTURE = 320
 """Longer side of a picture in pixels."""
@@ -41,14 +44,21 @@ class Maps:
 
     def of(self, path: ImagePath, label: int) -> Map:
         """Return the map of an image for a class. Raise an ``UnreadableImageError`` if it cannot be decoded."""
-        return self.of_pixels(decode_image(path, self.card.image_size, self.card.channels), label)
+        pixels = decode_image(path, self.card.image_size, self.card.channels)
+        return self.of_pixels(pixels, label, cells_of(path))
 
-    def of_pixels(self, pixels: Pixels, label: int) -> Map:
-        """Return the map of a decoded image for a class."""
+    def of_pixels(self, pixels: Pixels, label: int, cells: Cells = ()) -> Map:
+        """Return the map of a decoded image for a class, given the cells of a table beside it, if the model has any."""
         device = self.model.classifier.weight.device
         batch = to_float(torch.from_numpy(pixels)[None].to(device))
-        found: Map = class_maps(self.model, batch, torch.tensor([label], device=device))[0].cpu().numpy()
+        labels = torch.tensor([label], device=device)
+        found: Map = class_maps(self.model, batch, labels, self._beside(cells))[0].cpu().numpy()
         return found
+
+    def _beside(self, cells: Cells) -> torch.Tensor | None:
+        if not self.card.beside:
+            return None
+        return torch.from_numpy(encode(self.card.beside, [cells])).to(self.model.classifier.weight.device)
 
 
 def write_maps(answers: Iterable[Answer], maps: Maps, decision: Decision, folder: Path) -> Iterator[Answer]:

@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from lopsided.data.columns import cells_of, column_name, described, no_columns, rows_of
 from lopsided.data.decoding import FolderId, walk_images
 from lopsided.data.sources.listing import TABLE_SUFFIXES, Inside, csv_rows, read_columns, reading_csv
 from lopsided.data.sources.names import Patterns, Twins
@@ -33,6 +34,7 @@ def find_images(
     twins: Twins | None = None,
     *,
     allow_outside: bool = False,
+    columns: Sequence[str] = (),
 ) -> tuple[int, Iterator[ImagePath]]:
     """Return the number of images in files, folders and tables, and an iterator that does not hold all of them.
 
@@ -41,11 +43,15 @@ def find_images(
     folder, and paths outside of it need ``allow_outside``. No file or folder is read twice, even if a path is below
     another path or several links lead to one folder; a table may name any image again. ``patterns`` select images by
     their paths below the given folder, as in training, given files by their paths as they are given, and those of a
-    table by the paths in the table. ``twins`` counts pairs of images that differ only in the suffix.
+    table by the paths in the table. ``twins`` counts pairs of images that differ only in the suffix. With ``columns``
+    all paths must be tables that have them, and their cells go with the path of each image.
     """
     given, patterns = _distinct(paths), patterns or Patterns()
+    other = next((path for path in given if columns and not (isinstance(path, Path) and is_table(path))), None)
+    if other is not None:
+        raise no_columns(f"{other}, which is none", columns)
     number, found = 0, 0
-    for path, name in _images(given, allow_outside):
+    for path, name in _images(given, allow_outside, columns):
         found += 1
         if patterns.keep(name):
             number += 1
@@ -58,7 +64,7 @@ def find_images(
             raise DataError(sentence("a table must name at least one image", f"no rows in {place}"))
     if not number:
         raise DataError(sentence("the patterns must leave at least one image", f"none of {found:,} with {patterns}"))
-    return number, (path for path, name in _images(given, allow_outside) if patterns.keep(name))
+    return number, (path for path, name in _images(given, allow_outside, columns) if patterns.keep(name))
 
 
 def is_table(path: Path) -> bool:
@@ -66,7 +72,9 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in TABLE_SUFFIXES and path.is_file()
 
 
-def _images(paths: Iterable[Path | Place], allow_outside: bool) -> Iterator[tuple[ImagePath, str]]:
+def _images(
+    paths: Iterable[Path | Place], allow_outside: bool, columns: Sequence[str]
+) -> Iterator[tuple[ImagePath, str]]:
     """Yield each image with the name that patterns are compared with."""
     seen: set[FolderId] = set()
     for path in paths:
@@ -76,37 +84,39 @@ def _images(paths: Iterable[Path | Place], allow_outside: bool) -> Iterator[tupl
         elif path.is_dir():
             yield from ((image, image.relative_to(path).as_posix()) for image in walk_images(path, seen=seen))
         elif is_table(path):
-            yield from _table_paths(path, allow_outside)
+            yield from _table_paths(path, allow_outside, columns)
         else:
             yield path, path.as_posix()
 
 
-def _table_paths(table: Path, allow_outside: bool) -> Iterator[tuple[Path, str]]:
+def _table_paths(table: Path, allow_outside: bool, columns: Sequence[str] = ()) -> Iterator[tuple[ImagePath, str]]:
     """Yield the images of a table, row by row. Whether a file exists is found out when it is read."""
     inside = Inside(table, allow_outside)
-    for line, text in _rows(table):
+    for line, (text, *cells) in _rows(table, columns):
         if not text or "\0" in text:
             raise DataError(sentence("the column path must be filled in every line", f"{text!r} in line {line}"))
         name = inside.check(line, text)
-        yield table.parent / name, name
+        yield described(table.parent / name, cells), name
 
 
-def _rows(table: Path) -> Iterator[tuple[int, str]]:
-    """Yield line number and path of each row. A CSV file is read line by line."""
+def _rows(table: Path, beside: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
+    """Yield line number, path and columns of each row. A CSV file is read line by line."""
+    used = ["path", *map(column_name, beside)]
     must = "a table of images must have the column path"
     if table.suffix.lower() in (".parquet", ".pq"):
-        columns = read_columns(table, {"path"})
+        columns = read_columns(table, set(used))
         if "path" not in columns:
             raise DataError(sentence(must, f"{', '.join(columns) or 'none'} in {table}"))
-        yield from enumerate(columns["path"], start=2)
+        yield from enumerate(rows_of(table, columns, used), start=2)
         return
     with reading_csv(table), table.open(encoding="utf-8-sig", newline="") as file:
         rows = csv_rows(table, file)
         _, names = next(rows, (1, []))
         if "path" not in names:
             raise DataError(sentence(must, f"{', '.join(names) or 'none'} in {table}"))
-        place = names.index("path")
-        yield from ((line, cells[place]) for line, cells in rows)
+        rows_of(table, dict.fromkeys(names, ()), beside)  # Raises if a column is missing.
+        places = [names.index(name) for name in used]
+        yield from ((line, [cells[place] for place in places]) for line, cells in rows)
 
 
 def _distinct(paths: Sequence[str | os.PathLike[str]]) -> list[Path | Place]:
@@ -147,8 +157,11 @@ class Pack:
 
     @property
     def key(self) -> str:
-        """A hash of the paths."""
-        return hashlib.sha256(b"\0".join(map(os.fsencode, self.paths))).hexdigest()[:32]
+        """A hash of the paths, and of the cells beside them."""
+        key = hashlib.sha256(b"\0".join(map(os.fsencode, self.paths)))
+        cells = [cells_of(path) for path in self.paths]
+        key.update(repr(cells).encode() if any(cells) else b"")
+        return key.hexdigest()[:32]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from lopsided.data.columns import Cells, cells_of
 from lopsided.data.decoding import FileFacts, Pixels, UnreadableImageError, decode_image, read_pixels
 from lopsided.data.images import Images, ordered_map
 from lopsided.data.inputs import Indices, Inputs, Part, inputs_of, row_batches
@@ -28,6 +29,7 @@ from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import Features, Shelf, cache_root
 from lopsided.inference.neighbours import Known
 from lopsided.inference.pool import Pack, Scores, joined
+from lopsided.models.blocks.columns import encode
 from lopsided.models.encoders import weights_hash
 from lopsided.models.model import Model, ModelCard, look
 from lopsided.recipe.blocks import FINAL
@@ -138,14 +140,15 @@ class Scorer:
         ``digests`` are the SHA-256 of the images. Without digests, the cache is not used.
         """
         if digests is not None:
-            return self._judged(self.features(inputs, digests, count))
+            return self._judged(self.features(inputs, digests, count), self.beside(inputs.cells()))
         share, sizes = share_rows(len(inputs), self.ranks)
-        parts = [self._judged(np.empty((0, self.width), dtype=np.float32))]
+        beside = self.beside(inputs.cells())
+        parts = [self._judged(np.empty((0, self.width), dtype=np.float32), None if beside is None else beside[:0])]
         done = 0
         for rows, batch in inputs.batches(share[part] for part in row_batches(len(share), self.batch_size)):
             check_shape(batch, self.card)
             encoded = [self.engine.encode(look(batch, view)) for view in self.engine.views]
-            parts.append(self._judged(self.engine.average(encoded)))
+            parts.append(self._judged(self.engine.average(encoded), None if beside is None else beside[rows]))
             done += len(rows)
             if count is not None:
                 count(done, len(share))
@@ -156,9 +159,13 @@ class Scorer:
             gather_rows(np.concatenate(typicality), sizes, self.ranks) if typicality else None,
         )
 
-    def _judged(self, features: Features) -> Scored:
-        """Score images, given the features of the encoder, (n, f)."""
-        adapted = self.engine.adapt(features)
+    def beside(self, cells: Sequence[Cells]) -> Features | None:
+        """Return the features of columns of a table, given the cells beside each image; None: the model has none."""
+        return encode(self.card.beside, cells) if self.card.beside else None
+
+    def _judged(self, features: Features, beside: Features | None) -> Scored:
+        """Score images, given the features of the encoder, (n, f), and those of columns of a table."""
+        adapted = self.engine.adapt(features, beside)
         typicality = None if self.bank is None else self.bank.typicality(self.engine.scale(features))
         return Scored(self.engine.probabilities(adapted), adapted, typicality)
 
@@ -294,7 +301,7 @@ class Scorer:
         typicality = None if self.bank is None else np.full(num, np.nan)
         if len(done):
             mean = self.engine.average(list(features[done].swapaxes(0, 1)))
-            scored = self._judged(mean)
+            scored = self._judged(mean, self.beside([cells_of(batch[row][0]) for row in done]))
             check_finite(scored.probabilities)
             probabilities[done] = scored.probabilities
             if typicality is not None:

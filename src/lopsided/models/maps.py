@@ -29,8 +29,11 @@ _TURNED_BACK = {"rot90": "rot270", "rot270": "rot90"}
 """The views that another view undoes. Every other view undoes itself."""
 
 
-def class_maps(model: Model, images: Tensor, labels: Tensor) -> Tensor:
-    """Return how much each position of images in [0, 1] (n, c, h, w) speaks for a class (n,): (n, SIDE, SIDE)."""
+def class_maps(model: Model, images: Tensor, labels: Tensor, beside: Tensor | None = None) -> Tensor:
+    """Return how much each position of images in [0, 1] (n, c, h, w) speaks for a class (n,): (n, SIDE, SIDE).
+
+    ``beside`` are the features of columns of a table, if the model has any.
+    """
     model.complete()
     was_training = model.training
     model.eval()
@@ -43,7 +46,7 @@ def class_maps(model: Model, images: Tensor, labels: Tensor) -> Tensor:
                 columns, leaves = _columns(model.encoder, x)
                 views.append(columns)
                 parts += [(view, leaf) for leaf in leaves]
-            logits = model.classifier(model.adapt(torch.stack(views).mean(dim=0)))
+            logits = model.classifier(model.adapt(torch.stack(views).mean(dim=0), beside))
             own = logits.gather(1, labels[:, None]).squeeze(1)
             others = (logits.sum(dim=1) - own) / (logits.shape[1] - 1)
             gradients = torch.autograd.grad((own - others).sum(), [leaf for _, leaf in parts])

@@ -19,6 +19,7 @@ from lopsided.evaluation.decision import PLAIN as MOST_PROBABLE
 from lopsided.evaluation.decision import Decision
 from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors
 from lopsided.models.blocks.block import Layout
+from lopsided.models.blocks.columns import TableColumn, width_of
 from lopsided.models.encoders import Ensemble, LateEncoder, build_encoder, embedded_encoder, late_encoder
 from lopsided.models.heads import Adapter, ClassifierHead, adapter_width, build_head
 from lopsided.models.machine import arrange
@@ -72,6 +73,8 @@ class ModelCard(BaseModel):
     classes: tuple[str, ...] = Field(min_length=2)
     columns: tuple[str, ...] = ()
     """The names of the columns of a vector, if its table has names."""
+    beside: tuple[TableColumn, ...] = ()
+    """Columns of a table beside each image. Their features follow those of the encoder, as they are."""
     features: int
     """The number of features of the encoder."""
     head: Literal["linear", "cosine", "distance"] = "linear"
@@ -114,12 +117,17 @@ class ModelCard(BaseModel):
         return self.head == "distance"
 
     @property
+    def num_beside(self) -> int:
+        """The number of features of columns of a table."""
+        return width_of(self.beside)
+
+    @property
     def width(self) -> int:
         """The number of inputs of the classifier."""
-        heads = self.adapter
+        heads, features = self.adapter, self.features + self.num_beside
         if heads is None:
-            return self.features
-        return adapter_width(self.features, heads=heads.heads, out=heads.out, keep=heads.keep)
+            return features
+        return adapter_width(features, heads=heads.heads, out=heads.out, keep=heads.keep)
 
 
 class Model(nn.Module):
@@ -187,18 +195,19 @@ class Model(nn.Module):
         layout = self.layout or Layout.final(members[0].shape[1])
         return torch.cat([layout.scaled(member, self.scaling) for member in members], dim=1)
 
-    def adapt(self, features: Tensor) -> Tensor:
-        """Return the inputs of the classifier, given the features of the encoder."""
+    def adapt(self, features: Tensor, beside: Tensor | None = None) -> Tensor:
+        """Return the inputs of the classifier, given the features of the encoder, and those of columns of a table."""
         inputs = self.scale(features)
+        inputs = inputs if beside is None else torch.cat([inputs, beside], dim=1)
         return inputs if self.adapter is None else self.adapter(inputs)
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor, beside: Tensor | None = None) -> Tensor:
         """Return the inputs of the classifier: the mean features of the views, through the adapter if there is one."""
-        return self.adapt(mean_over_views(x, self.views, self.encode))
+        return self.adapt(mean_over_views(x, self.views, self.encode), beside)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits (n, K)."""
-        logits: Tensor = self.classifier(self.features(x))
+    def forward(self, x: Tensor, beside: Tensor | None = None) -> Tensor:
+        """Return logits (n, K). ``beside`` are the features of columns of a table, if the model has any."""
+        logits: Tensor = self.classifier(self.features(x, beside))
         return logits
 
 
@@ -218,6 +227,7 @@ def _build(card: ModelCard, late: LateEncoder | None = None) -> Model:
     if card.members > 1:
         rest = [copy.deepcopy(encoder) for _ in range(card.members - 1)]
         encoder, features = Ensemble([encoder, *rest], card.channels), features * card.members
+    features += card.num_beside
     adapter = None if card.adapter is None else Adapter(features, **card.adapter.model_dump())
     width = features if adapter is None else adapter.width
     classifier = build_head(card.head, width, len(card.classes), axes=card.axes)
@@ -338,7 +348,7 @@ def _check_adapter(state: Mapping[str, Tensor], card: ModelCard, path: Path) -> 
     needed = {}
     if card.adapter is not None:
         with torch.device("meta"):
-            heads = Adapter(card.features, **card.adapter.model_dump())
+            heads = Adapter(card.features + card.num_beside, **card.adapter.model_dump())
         needed = {f"adapter.{key}": tuple(value.shape) for key, value in heads.state_dict().items()}
     if found != needed:
         raise RunError(f"{path} does not hold the heads that {CARD_NAME} describes. Train the model again.")

@@ -37,10 +37,12 @@ def model_to_onnx(
     outputs: Sequence[str],
     decision: Decision,
     bank: Bank | None = None,
+    beside: tuple[str, int] | None = None,
 ) -> Any:
     """Return the ONNX model. ``outputs`` names the logits, probabilities, decision scores and label.
 
-    A decision with sets adds the output ``set``, one that asks a person ``ask``, and a bank ``typicality``.
+    A decision with sets adds the output ``set``, one that asks a person ``ask``, and a bank ``typicality``. ``beside``
+    is the name of a second input and its number of features, those of columns of a table.
     """
     if model.adapter is not None or type(model.classifier) is not ClassifierHead:
         raise UntranslatableError("heads between the encoder and a linear classifier")
@@ -50,13 +52,14 @@ def model_to_onnx(
         views = [_view(graph, image, view) for view in model.views]
         pixels = views[0] if len(views) == 1 else graph.add("Concat", views, axis=0)
         features = write_encoder(graph, model.encoder, shape[0], mean, std, pixels, 1.0)
-        width = _width(model)
+        width = _width(model, 0 if beside is None else beside[1])
         if len(views) > 1:
             rows = graph.add("Reshape", [features, graph.constant(np.array([len(views), -1, width]))])
             features = graph.add("ReduceMean", [rows], axes=[0], keepdims=0)
         features = _scaled(graph, features, model, width)
         weight, bias = (each.detach().numpy() for each in (model.classifier.weight, model.classifier.bias))
-        logits = graph.add("Gemm", [features, graph.constant(weight), graph.constant(bias)], transB=1)
+        inputs = features if beside is None else graph.add("Concat", [features, beside[0]], axis=1)
+        logits = graph.add("Gemm", [inputs, graph.constant(weight), graph.constant(bias)], transB=1)
         values = dict(zip(outputs, _decision(graph, logits, head, len(bias)), strict=True))
         doubts = _doubts(graph, values[outputs[1]], decision)
         known = {} if bank is None else {TYPICALITY: _typicality(graph, features, bank)}
@@ -64,7 +67,9 @@ def model_to_onnx(
     infos = [info(name, _FLOAT, ["batch", len(bias)]) for name in outputs[:3]] + [info(outputs[3], _INT64, ["batch"])]
     infos += [info(name, _BOOL, ["batch", len(bias)] if name == "set" else ["batch"]) for name in doubts]
     infos += [info(name, _FLOAT, ["batch"]) for name in known]
-    return graph.model([info(image, _FLOAT, ["batch", *shape])], infos, {**values, **doubts, **known})
+    given = [info(image, _FLOAT, ["batch", *shape])]
+    given += [] if beside is None else [info(beside[0], _FLOAT, ["batch", beside[1]])]
+    return graph.model(given, infos, {**values, **doubts, **known})
 
 
 def _number(graph: Graph, value: float) -> str:
@@ -128,9 +133,9 @@ def _view(graph: Graph, image: str, view: str) -> str:
     return graph.add("Transpose", [image], perm=[0, 1, 3, 2]) if view in _SWAPPED else image
 
 
-def _width(model: Model) -> int:
+def _width(model: Model, beside: int) -> int:
     layout = model.layout
-    return model.classifier.in_features if layout is None else layout.width * model.members
+    return model.classifier.in_features - beside if layout is None else layout.width * model.members
 
 
 def _scaled(graph: Graph, features: str, model: Model, width: int) -> str:

@@ -38,6 +38,7 @@ def conflicts(recipe: Recipe) -> Iterator[str]:
     if data.held_out and data.scenario is None:
         do = "Set data.scenario, or remove data.held_out."
         yield sentence("data.held_out must be false when data.scenario is unset", "true", do)
+    yield from _column_conflicts(recipe)
     yield from _fold_conflicts(recipe)
     yield from encoder_conflicts(recipe)
     if recipe.encoder.views == AUTO and not spec.chooses_views:
@@ -50,6 +51,24 @@ def conflicts(recipe: Recipe) -> Iterator[str]:
     if recipe.selection.patience is not None and recipe.selection.metric == "last":
         do = "Choose another selection.metric, or remove selection.patience."
         yield sentence("selection.patience must be unset when selection.metric is last", recipe.selection.patience, do)
+
+
+def _column_conflicts(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence for every conflict of the columns that stand beside each image."""
+    data = recipe.data
+    if not data.columns:
+        return
+    names = [name.removesuffix(":category") for name in data.columns]
+    if len(set(names)) < len(names):
+        yield sentence("data.columns must be different names", list(data.columns))
+    taken = next((name for name in names if name in (data.path_column or "path", data.label_column or "label")), None)
+    if taken is not None:
+        yield f"data.columns cannot hold {taken}, which is what the image is and not what is known beside it."
+    if recipe.spec.trains_encoder:
+        do = "Use --recipe quick, thorough, adapter or few."
+        yield f'data.columns needs an encoder that is not trained, but method "{recipe.method}" trains it. {do}'
+    if recipe.final == "ensemble":
+        yield 'final cannot be "ensemble" with data.columns: each fold may have other categories. Use final = "refit".'
 
 
 def _fold_conflicts(recipe: Recipe) -> Iterator[str]:

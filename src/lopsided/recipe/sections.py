@@ -110,6 +110,11 @@ class Data(Section):
         "Table column of the source of an image, such as its camera or clinic: the model is also tested on each source "
         "without training on it.",
     )
+    columns: Texts | None = described(
+        None,
+        'Table columns that the classifier gets beside each image, such as ["age", "sex"]; "site:category" if the '
+        "numbers of a column are codes; unset: none.",
+    )
     test: Share = described(0.15, "Share of all images for the test, which is evaluated once, at the end.")
     val: Share = described(
         0.15,

@@ -291,11 +291,33 @@ def use(card: Mapping[str, Any], name: str, parts: Sequence[str], *, timm: bool)
     else:
         yield "With lopsided, from the run folder:"
         yield "```\nlopsided predict RUN images/ --out answers.csv\nlopsided export RUN --to onnx\n```"
+    if card.get("beside"):
+        yield from _beside(card["beside"])
     size = f"{shape[2]} x {shape[1]} pixels" if len(shape) == 3 else "their own size"
     colour = "grey" if grey else "colour"
     yield (
         f"Inputs are {colour} images of {size}: the whole image is resized ({card['interpolation']}, antialiased), "
         "upright by its EXIF orientation, with white behind transparent parts."
+    )
+
+
+def _beside(columns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what the model takes beside each image."""
+    yield "Beside each image the model takes columns of a table, in this order; an empty cell is a missing value:"
+    lines = []
+    for column in columns:
+        if column["kind"] == "number":
+            what = f"a number, as (value - {column['mean']:.6g}) / {column['std']:.6g} (0 if missing)"
+            lines.append(f"- `{code(column['name'])}`: {what}, and 1 if it is missing, otherwise 0")
+        else:
+            names = ", ".join(f"`{code(value)}`" for value in column["values"])
+            lines.append(
+                f"- `{code(column['name'])}`: 1 for its category, 0 for others, of {names}, or missing or unknown"
+            )
+    yield "\n".join(lines)
+    yield (
+        "`lopsided predict` takes a table with the columns path and these. The ONNX file has them as its second input, "
+        "`columns`."
     )
 
 
@@ -321,6 +343,7 @@ def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: s
     by = f"Image.Resampling.{card['interpolation'].upper()}"
     blocks = EncoderSpec.parse(card["encoder"]).blocks
     where = f'folder = "{code(name)}"  # or huggingface_hub.snapshot_download("OWNER/NAME")'
+    more = ', "columns": columns' if card.get("beside") else ""
     shape = "[None, None]" if mode == "L" else ".transpose(2, 0, 1)[None]"
     yield "`model.onnx` is the whole model, decision included. It needs neither torch nor lopsided:"
     yield "\n".join(
@@ -334,7 +357,8 @@ def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: s
             f'image = ImageOps.exif_transpose(Image.open("image.png")).convert("{mode}")',
             f"image = image.resize(({width}, {height}), {by})",
             f"pixels = np.asarray(image, dtype=np.float32){shape} / 255",
-            'label, probabilities = session.run(["label", "probabilities"], {"images": pixels})',
+            *(_BESIDE_CODE if card.get("beside") else ()),
+            f'label, probabilities = session.run(["label", "probabilities"], {{"images": pixels{more}}})',
             "print(classes[label[0]], dict(zip(classes, probabilities[0].tolist())))",
             "```",
         ]
@@ -348,6 +372,7 @@ def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: s
     blocks = tuple(sorted(blocks, key=lambda block: block.reads == "image"))  # In the order of their columns.
     alone = len(parts) == 1 or all(block.reads == "image" for block in blocks)
     linear = card["adapter"] is None and card["head"] == "linear" and alone and all(block.program for block in blocks)
+    linear = linear and not card.get("beside")
     root = _SCALING_CODE.get(card["scaling"], "")
     scaled = f"{root.format('columns')}\n    columns = columns / columns.norm()" if root else ""
     yield "\n".join(
@@ -384,6 +409,18 @@ def _use_parts(card: Mapping[str, Any], name: str, parts: Sequence[str], mode: s
     )
 
 
+_BESIDE_CODE = (
+    'row = {}  # The columns of the image, such as {"age": "50"}.',
+    "columns = []",
+    'for column in json.loads(session.get_modelmeta().custom_metadata_map["columns"]):',
+    '    cell = str(row.get(column["name"], ""))',
+    '    if column["kind"] == "number":',
+    '        columns += [(float(cell) - column["mean"]) / column["std"], 0] if cell else [0, 1]',
+    "    else:",
+    '        columns += [cell == value for value in column["values"]] + [cell not in column["values"]]',
+    "columns = np.array([columns], dtype=np.float32)",
+)
+"""How a program makes the second input of a model with columns of a table."""
 _LENGTH_CODE = (
     "features = features / features.norm()",
     "features = torch.cat([part / part.norm() for part in features.chunk({members})])",

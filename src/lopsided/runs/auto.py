@@ -30,13 +30,16 @@ _RECIPES = ("quick", "thorough", "adapter", "fine-tune")
 _ARMS = (*_RECIPES, "ce", "weighted-ce", "cl", "afcl")
 
 
-def usual_candidates(*, vectors: bool = False) -> list[str]:
+def usual_candidates(*, vectors: bool = False, columns: bool = False) -> list[str]:
     """Return the arms that are compared: the recipes that exist, and the losses from scratch.
 
-    Vectors have no pretrained encoders, so there is nothing to fine-tune and one way to use them as they are.
+    Vectors have no pretrained encoders, so there is nothing to fine-tune and one way to use them as they are. With
+    ``columns`` beside the images, no encoder is trained.
     """
     there = named_recipes()
     arms = [arm for arm in _ARMS if not (vectors and arm in ("thorough", "fine-tune"))]
+    if columns:
+        arms = [arm for arm in arms if arm in there and not there[arm].spec.trains_encoder]
     return [arm for arm in arms if arm in there or arm not in _RECIPES]
 
 

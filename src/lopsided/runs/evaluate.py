@@ -19,7 +19,15 @@ from lopsided.inference.evaluate import check_labelled, evaluate_model, list_lab
 from lopsided.progress import Counting
 from lopsided.recipe.views import parse_tta
 from lopsided.runs.known import trained_digests
-from lopsided.runs.reopen import open_familiarity, open_model, open_own_split, open_use, trained_on, use_views
+from lopsided.runs.reopen import (
+    columns_of,
+    open_familiarity,
+    open_model,
+    open_own_split,
+    open_use,
+    trained_on,
+    use_views,
+)
 
 if TYPE_CHECKING:
     from lopsided.data.sources import Source
@@ -140,7 +148,8 @@ def _open_data(
 ) -> tuple[Source, Model, ModelCard, int]:
     """Open a model and other data, and count the images of classes that the model does not have."""
     asked = {name: value for name, value in vars(listing).items() if name != "known_classes"}
-    source = list_labelled(data, split=split, **asked)  # Before the model, whose import of torch takes seconds.
+    # Before the model, whose import of torch takes seconds.
+    source = list_labelled(data, split=split, columns=columns_of(run), **asked)
     model, card = open_model(run, device, kinds=("image", "vector"))
     listed = len(source)
     with counting("checking images") as progress:

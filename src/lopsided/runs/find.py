@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from lopsided.data.columns import described
 from lopsided.data.images import Progress
 from lopsided.data.sources.names import Patterns, Twins, suggest_names
 from lopsided.data.sources.vectors import is_vectors
@@ -27,7 +28,7 @@ from lopsided.inference.scorer import Scorer
 from lopsided.models.model import ModelCard
 from lopsided.progress import Counting
 from lopsided.runs.known import Labelled, digests_of, known_features, labelled_images
-from lopsided.runs.reopen import open_familiarity, open_model, open_use
+from lopsided.runs.reopen import columns_of, open_familiarity, open_model, open_use
 
 CACHE_SHARE = 0.25
 """Features of a pool are cached if they fill at most this share of the cache. Larger pools would displace others."""
@@ -82,7 +83,8 @@ def find_in_pool(
         do = "Write the probabilities of its rows with `lopsided predict RUN TABLE` and sort them."
         raise InputError(f"find looks through images, but {vectors} holds vectors, which nobody can look at. {do}")
     twins = Twins()
-    total, _ = find_images(pool, patterns, twins, allow_outside=allow_outside)
+    columns = columns_of(run)
+    total, _ = find_images(pool, patterns, twins, allow_outside=allow_outside, columns=columns)
     model, card = open_model(run, device)
     label = choose_class(card, label)
     use = open_use(run, card, None, prevalence)
@@ -114,12 +116,17 @@ def find_in_pool(
     )
 
     def listed() -> Iterator[Path]:
-        found = find_images(pool, patterns, allow_outside=allow_outside)[1]
+        found = find_images(pool, patterns, allow_outside=allow_outside, columns=columns)[1]
         return (path for path in found if isinstance(path, Path))  # There are no others, see above.
 
     def features(paths: Sequence[Path]) -> Features:
         scorer.keep = True
-        kept = [each.features for each in scorer.stream(paths) if each.features is not None]
+        blank = [""] * len(columns)  # Only the features of images are compared.
+        kept = [
+            each.features
+            for each in scorer.stream(described(path, blank) for path in paths)
+            if each.features is not None
+        ]
         means = [scorer.engine.average(scorer.split_views(each)) for each in kept]
         return scorer.engine.compared(np.concatenate(means))
 

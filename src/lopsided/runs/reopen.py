@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,17 @@ def open_model(
         do = "`lopsided predict RUN TABLE` classifies vectors." if card.kind == "vector" else "Give image files."
         raise RunError(f"The model in {path} takes {what}. {do}")
     return model, card
+
+
+def columns_of(folder: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return the columns of a table that the model of a folder takes beside each image, without loading the model.
+
+    What is wrong with a model is said when it is opened.
+    """
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        content = json.loads((Path(folder) / CARD).read_bytes())
+        return tuple(str(column["name"]) for column in content["beside"])
+    return ()
 
 
 def check_finished(folder: Path) -> None:

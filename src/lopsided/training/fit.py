@@ -305,8 +305,10 @@ def _below_pixels(recipe: Recipe, prepared: Prepared, fitted: Fitted, small: Sma
 
 
 def fingerprint(source: Source, splits: Splits, digests: list[str]) -> str:
-    """Return a hash of the images, labels and splits of a run."""
-    digest = hashlib.sha256(repr((source.classes, source.names, digests)).encode())
+    """Return a hash of the images, labels and splits of a run, and of the columns beside the images."""
+    cells = source.images.cells()
+    beside = (cells,) if any(cells) else ()
+    digest = hashlib.sha256(repr((source.classes, source.names, digests, *beside)).encode())
     for array in (source.labels, splits.train, splits.val, splits.test):
         digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes() + b"/")
     return digest.hexdigest()

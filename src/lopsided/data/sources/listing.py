@@ -18,11 +18,13 @@ from typing import TextIO
 
 import numpy as np
 
+from lopsided.data.columns import column_name, described, rows_of
 from lopsided.data.decoding import SUFFIXES, is_hidden, is_image_name, walk_images
 from lopsided.data.images import FileImages, Images
 from lopsided.data.sources import several_labels
 from lopsided.data.sources.parquet import SUFFIXES as PARQUET
 from lopsided.data.sources.parquet import read_parquet, reading_parquet, texts_of
+from lopsided.data.stored import ImagePath
 from lopsided.errors import DataError, sentence
 from lopsided.facts import Fact, cautions
 from lopsided.files import check_regular
@@ -175,17 +177,23 @@ TABLE_SUFFIXES = frozenset({".csv", ".tsv"}) | PARQUET
 
 
 def list_table(
-    table: Path, *, group: str | None, allow_outside: bool, columns: tuple[str, str] = ("path", "label")
+    table: Path,
+    *,
+    group: str | None,
+    allow_outside: bool,
+    columns: tuple[str, str] = ("path", "label"),
+    beside: Sequence[str] = (),
 ) -> Listing:
     """List the images of a table.
 
     Relative paths are relative to the folder of the table. A path outside that folder needs ``allow_outside``,
     because a table may come from a stranger: an absolute path, a path with ``~`` or ``..``, or a path through a link.
     Labels are text: 01 and 1 are two classes. ``group`` names the group column; the default is the column ``group``,
-    if the table has it. ``columns`` are the names of the columns with paths and labels.
+    if the table has it. ``columns`` are the names of the columns with paths and labels, and ``beside`` those of columns
+    that stand beside each image.
     """
     path, label = columns
-    cells, lines = _read(table, {path, label, group or "group", "split"}, path)
+    cells, lines = _read(table, {path, label, group or "group", "split", *map(column_name, beside)}, path)
     needed = [path, label] + ([group] if group else [])
     missing = [name for name in needed if name not in cells]
     if missing == ["label"]:
@@ -209,13 +217,18 @@ def list_table(
         name=table.stem,
         where=str(table),
         table=table,
-        images=FileImages([table.parent / name for name in names]),
+        images=FileImages(_described(table, names, rows_of(table, cells, beside) if beside else [])),
         labels=cells[label],
         names=names,
         groups=cells.get(group or "group"),
         splits=splits,
-        facts=() if group or "group" in cells else _repeating(cells, (path, label, "split")),
+        facts=() if group or "group" in cells else _repeating(cells, (path, label, "split", *beside)),
     )
+
+
+def _described(table: Path, names: Sequence[str], cells: Sequence[Sequence[str]]) -> list[ImagePath]:
+    paths = [table.parent / name for name in names]
+    return [described(path, row) for path, row in zip(paths, cells, strict=True)] if cells else list(paths)
 
 
 def _repeating(cells: Mapping[str, Sequence[str]], known: Sequence[str]) -> tuple[Fact, ...]:

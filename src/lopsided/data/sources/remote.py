@@ -12,13 +12,14 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from lopsided.data.columns import column_name, described, rows_of
 from lopsided.data.decoding import is_hidden, is_image_name
 from lopsided.data.images import FileImages
 from lopsided.data.sources.listing import SPLIT_NAMES, TABLE_SUFFIXES, Listing, list_table, select
 from lopsided.data.sources.names import Patterns
-from lopsided.data.sources.parquet import SUFFIXES, image_column, load_pyarrow, reading_parquet
+from lopsided.data.sources.parquet import SUFFIXES, image_column, load_pyarrow, reading_parquet, texts_of
 from lopsided.data.sources.vectors import is_vectors, list_vectors
-from lopsided.data.stored import Place, Stored, reading
+from lopsided.data.stored import ImagePath, Place, Stored, reading
 from lopsided.errors import DataError, sentence
 from lopsided.files import check_regular
 
@@ -26,15 +27,15 @@ _OPEN_GROUPS = 4
 """Row groups of a Parquet file whose images are in memory at a time."""
 
 
-def list_remote(address: str, group: str | None, patterns: Patterns) -> Listing:
+def list_remote(address: str, group: str | None, patterns: Patterns, columns: Sequence[str] = ()) -> Listing:
     """List the images behind an address, without reading them: a table, class folders, or Parquet files of images."""
     place = Place(address)
     if place.is_file():
-        return _list_file(place, group, patterns)
+        return _list_file(place, group, patterns, columns)
     names = place.names
     shards = [name for name in names if PurePosixPath(name).suffix in SUFFIXES]
     if shards and not any(map(is_image_name, names)):
-        return _list_shards(place, shards, group, patterns)
+        return _list_shards(place, shards, group, patterns, columns)
     return _list_folder(place)
 
 
@@ -49,22 +50,22 @@ def holds_images(path: Path) -> bool:
         return False
 
 
-def _list_file(place: Place, group: str | None, patterns: Patterns) -> Listing:
+def _list_file(place: Place, group: str | None, patterns: Patterns, columns: Sequence[str]) -> Listing:
     suffix = PurePosixPath(place.name).suffix.lower()
     if suffix not in (*TABLE_SUFFIXES, ".npz"):
         raise DataError(sentence("an address must be that of a folder, a table or vectors", str(place)))
     if suffix in SUFFIXES and _image_column(place, "") is not None:
-        return _list_shards(place.above(), [place.name], group, patterns)
+        return _list_shards(place.above(), [place.name], group, patterns, columns)
     with tempfile.TemporaryDirectory(prefix="lopsided-") as folder:
         copy = Path(folder) / place.name
         copy.write_bytes(place.file("").read())
         if is_vectors(copy):
             return replace(list_vectors(copy, group), where=str(place))
-        listing = list_table(copy, group=group, allow_outside=False)
+        listing = list_table(copy, group=group, allow_outside=False, beside=columns)
     above = place.above()
-    return replace(
-        listing, where=str(place), table=None, images=FileImages([above.file(name) for name in listing.names])
-    )
+    files = zip(map(above.file, listing.names), listing.images.cells(), strict=True)
+    images = FileImages([described(file, row) for file, row in files])
+    return replace(listing, where=str(place), table=None, images=images)
 
 
 def images_below(place: Place) -> list[str]:
@@ -155,19 +156,21 @@ def _image_column(place: Place, name: str) -> str | None:
         return image_column(load_pyarrow()[1].read_schema(file))
 
 
-def _list_shards(place: Place, files: Sequence[str], group: str | None, patterns: Patterns) -> Listing:
+def _list_shards(
+    place: Place, files: Sequence[str], group: str | None, patterns: Patterns, beside: Sequence[str]
+) -> Listing:
     """List the images in Parquet files, whose names or folders say the split."""
     column = _image_column(place, files[0])
     if column is None:
         raise DataError(
             sentence("Parquet files of a data set must have a column of images", f"none in {place}/{files[0]}")
         )
-    cells: list[Stored] = []
+    cells: list[ImagePath] = []
     labels: list[str] = []
     names: list[str] = []
     groups: list[str] = []
     splits: list[str] = []
-    wanted = ["label", "labels", group or "group"]
+    wanted = ["label", "labels", group or "group", *map(column_name, beside)]
     for file in files:
         shard, split = _Shard(place, file, column), _split_of(file)
         columns = shard.columns(wanted)
@@ -176,11 +179,13 @@ def _list_shards(place: Place, files: Sequence[str], group: str | None, patterns
             needed = " and ".join(["label", *([] if group is None else [group])])
             raise DataError(sentence(f"a data set must have the columns {needed}", f"none in {shard.address}"))
         known = shard.label_names(key)
+        texts = {name: texts_of(values) for name, values in columns.items()}
+        metadata = rows_of(shard.address, texts, beside) if beside else [()] * len(columns[key])
         for row, label in enumerate(columns[key]):
             is_known = known is not None and isinstance(label, int) and 0 <= label < len(known)
             labels.append(known[label] if known is not None and is_known else "" if label in (None, -1) else str(label))
             names.append(f"{split or PurePosixPath(file).stem}/{len(cells):06d}")
-            cells.append(Cell(shard, row))
+            cells.append(described(Cell(shard, row), metadata[row]))
         groups += map(str, columns.get(group or "group", ()))
         splits += [split] * len(columns[key])
     if len(set(splits) - {""}) < 2 or "" in splits:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lopsided.data.columns import no_columns
 from lopsided.data.decoding import Pixels, UnreadableImageError
 from lopsided.data.images import ArrayImages, FileImages, Images, Known, Progress
 from lopsided.data.sources import fashion, isic
@@ -76,6 +77,7 @@ class Source:
             download=download,
             include=data.include,
             exclude=data.exclude,
+            columns=data.columns,
         )
         if len(source.classes) > 1:
             return source
@@ -174,6 +176,7 @@ def open_source(
     download: bool = True,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Source:
     """Open a source by name, or a folder or table by path.
 
@@ -187,12 +190,15 @@ def open_source(
     every image is decoded once, and unreadable images are omitted and listed. ``Source.verify`` does the same with
     threads and progress. With ``missing_ok``, missing files of a table do not raise here but in ``Source.verify``. With
     ``download=False`` nothing is downloaded. ``include`` and ``exclude`` are glob patterns that select images by name;
-    see ``Patterns``.
+    see ``Patterns``. ``columns`` are those of a table that stand beside each image.
     """
     patterns = Patterns(include or (), exclude or ())
     listing = list_data(
-        data, Asked(classes, group, allow_outside, download, patterns, group_from, path_column, label_column)
+        data,
+        Asked(classes, group, allow_outside, download, patterns, group_from, path_column, label_column, columns or ()),
     )
+    if columns and not all(listing.images.cells()):
+        raise no_columns(f"{os.fspath(data)}, which is none", columns)
     source = _assemble(listing, classes)
     if not (skip_unreadable or missing_ok):
         source.check_present()
@@ -356,6 +362,7 @@ class Asked:
     group_from: str | None = None
     path_column: str | None = None
     label_column: str | None = None
+    columns: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -424,7 +431,9 @@ KINDS = (
         group=lambda listing, _: listing,
     ),
     Kind(
-        lambda path, asked: list_remote(f"file://{os.path.abspath(_path(path))}", asked.group, asked.patterns),
+        lambda path, asked: list_remote(
+            f"file://{os.path.abspath(_path(path))}", asked.group, asked.patterns, asked.columns
+        ),
         holds_images,
         group=lambda listing, _: listing,
     ),
@@ -434,6 +443,7 @@ KINDS = (
             group=asked.group,
             allow_outside=asked.allow_outside,
             columns=(asked.path_column or "path", asked.label_column or "label"),
+            beside=asked.columns,
         ),
         lambda path: path.suffix.lower() in TABLE_SUFFIXES and path.is_file(),
         group=lambda listing, _: listing,
@@ -468,7 +478,7 @@ def list_data(data: str | os.PathLike[str], asked: Asked) -> Listing:
 def _list_address(address: str, asked: Asked) -> Listing:
     if not asked.download:
         raise DataError(f"{address} is not on this machine.")
-    listing = list_remote(address, asked.group, asked.patterns)
+    listing = list_remote(address, asked.group, asked.patterns, asked.columns)
     if asked.patterns and not listing.left_out:
         listing = select(listing, asked.patterns.keep, str(asked.patterns))
     return listing if asked.group is None or listing.groups is not None else of_folder(listing, asked.group)

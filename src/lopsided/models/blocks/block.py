@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from lopsided.models.blocks.columns import SHARE
 from lopsided.recipe.blocks import FINAL, Block
 from lopsided.recipe.encoder_spec import Scaling
 
@@ -70,20 +71,18 @@ class Layout:
         parts = zip(self.groups, self._parts(features), strict=True)
         return torch.cat([columns for group, columns in parts if group.block.name == FINAL.name], dim=1)
 
-    def importance(self) -> npt.NDArray[np.float64] | None:
+    def importance(self, beside: int = 0) -> npt.NDArray[np.float64] | None:
         """Return how much a regression weighs each column; None: all the same.
 
-        The squared weights of a group add up to its share times the number of columns without a share.
+        The squared weights of a group add up to its share times the number of columns without a share. ``beside`` is
+        the number of features of table columns that follow.
         """
-        if all(group.block.share is None for group in self.groups):
+        parts = [(group.block.share, group.width) for group in self.groups] + [(SHARE, beside)] * (beside > 0)
+        if all(share is None for share, _ in parts):
             return None
-        base = sum(group.width for group in self.groups if group.block.share is None)
-        return np.concatenate(
-            [
-                np.full(width, 1.0 if share is None else np.sqrt(share * base / width))
-                for share, width in ((group.block.share, group.width) for group in self.groups)
-            ]
-        )
+        base = sum(width for share, width in parts if share is None)
+        weights = [1.0 if share is None else np.sqrt(share * base / width) for share, width in parts]
+        return np.repeat(weights, [width for _, width in parts])
 
     def kinds(self) -> list[npt.NDArray[np.int64]]:
         """Return the places of the columns of final layers, of other layers of encoders, and of images themselves.

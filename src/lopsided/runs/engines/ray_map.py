@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from lopsided import __version__
+from lopsided.data.columns import cells_of, described
 from lopsided.errors import RunError
 from lopsided.inference.familiar import BANK_NAME, load_bank
 from lopsided.inference.neighbours import Known
@@ -68,8 +69,15 @@ def _mapped(window: list[Pack], reference: Any) -> Iterator[Scores]:
 
     ray = importlib.import_module("ray")
     data = importlib.import_module("ray.data")
+    kind = pyarrow.list_(pyarrow.list_(pyarrow.string()))
     tables = [
-        pyarrow.table({"number": [place], "paths": [list(map(os.fsencode, pack.paths))]})
+        pyarrow.table(
+            {
+                "number": [place],
+                "paths": [list(map(os.fsencode, pack.paths))],
+                "cells": pyarrow.array([[list(cells_of(path)) for path in pack.paths]], kind),
+            }
+        )
         for place, pack in enumerate(window)
     ]
     # Tasks, not actors: Ray gives the task of a lost node to another one, but an actor would wait for a free core.
@@ -131,7 +139,8 @@ def _portable_task() -> Any:
         if found == version:
             from lopsided.runs.engines.ray_map import node_scorer, score_row
 
-            content |= score_row(node_scorer(reference[0]), batch.column("paths").to_pylist()[0])
+            sent = (batch.column(name).to_pylist()[0] for name in ("paths", "cells"))
+            content |= score_row(node_scorer(reference[0]), *sent)
         else:
             do = "Install it there, or add it to the node's PYTHONPATH."
             content["error"] = f"every node must have lopsided {version}, got {found} on {host}. {do}"
@@ -170,12 +179,13 @@ def make_scorer(content: dict[str, bytes], known: tuple[Any, Any] | None, keep: 
     return Scorer(model, card, cached="none", known=near, bank=bank, keep=keep, workers=1)
 
 
-def score_row(scorer: Scorer, paths: list[bytes]) -> dict[str, Any]:
+def score_row(scorer: Scorer, paths: list[bytes], cells: list[list[str]]) -> dict[str, Any]:
     """Score a pack on a node. An error that a user can repair is sent as text."""
     from lopsided.errors import LopsidedError
 
     try:
-        found = scorer(Pack(0, tuple(Path(os.fsdecode(path)) for path in paths)))
+        rows = zip(paths, cells, strict=True)
+        found = scorer(Pack(0, tuple(described(Path(os.fsdecode(path)), row) for path, row in rows)))
     except LopsidedError as error:
         return {"error": str(error)}
     return {

@@ -69,13 +69,15 @@ class DistanceTrainer(FeatureTrainer):
     def _columns(self) -> npt.NDArray[np.bool_]:
         """Return the columns that the distance reads: those of late stages, or of final layers without stages."""
         layout = self.model.layout
+        beside = np.zeros(self.card.num_beside, dtype=np.bool_)  # Columns of a table are no part of the distance.
         if layout is None:
-            return np.ones(self.model.classifier.in_features, dtype=np.bool_)
+            return np.concatenate([np.ones(self.card.features, dtype=np.bool_), beside])
         stages = [place for place, group in enumerate(layout.groups) if group.block.name == "stages"]
         members = {layout.groups[place].member for place in stages}
         late = {place for m in members for place in [p for p in stages if layout.groups[p].member == m][-LATE:]}
         read = late or {place for place, group in enumerate(layout.groups) if group.block.name == "final"}
-        return np.concatenate([np.full(group.width, place in read) for place, group in enumerate(layout.groups)])
+        parts = [np.full(group.width, place in read) for place, group in enumerate(layout.groups)]
+        return np.concatenate([*parts, beside])
 
     def _tell(self, normal: int, num_rare: int, mixed: Mixed) -> None:
         pull = float(np.delete(mixed.pull, normal).mean() - mixed.pull[normal])

@@ -26,6 +26,15 @@ from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import cache_root
 from lopsided.inference.scorer import Scorer, SmallImages, share_rows
 from lopsided.losses.objective import Objective
+from lopsided.models.blocks.block import Layout
+from lopsided.models.blocks.columns import (
+    GIVEN_AWAY,
+    CategoryColumn,
+    NumberColumn,
+    fit_column,
+    telling,
+    width_of,
+)
 from lopsided.models.encoders import build_encoder, embedded_encoder, seeded_init
 from lopsided.models.heads import Adapter, ClassifierHead, build_head
 from lopsided.models.hub_weights import hub_weights
@@ -82,13 +91,15 @@ class Trainer:
         channels = 1 if vector else prepared.shape[0]
         late = self._late_encoder() if fresh else None
         encoder, features = late or self.untrained(fresh=fresh)
+        beside = self._fit_columns(told=fresh and self.ranks.first)
+        inputs = features + width_of(beside)
         if fresh and self.ranks.first:
             for part, there in hub_weights(recipe.encoder.spec):
                 self.log.fact(notes.hub_weights(part.name, there.address, there.megabytes, there.licence))
-        heads, adapter = self.adapter(features) or (None, None)
+        heads, adapter = self.adapter(inputs) or (None, None)
         with seeded_init(recipe.seed, "classifier"):
             first = recipe.spec.head_loss(recipe.first_stage())
-            classifier = self.head(first, features if adapter is None else adapter.width)
+            classifier = self.head(first, inputs if adapter is None else adapter.width)
         model = Model(
             encoder, classifier, prepared.mean, prepared.std, prepared.kind, adapter, views, scaling
         )  # fmt: skip
@@ -108,6 +119,7 @@ class Trainer:
             std=prepared.std,
             classes=prepared.classes,
             columns=prepared.columns,
+            beside=beside,
             features=features,
             head=recipe.spec.head_loss(recipe).entry.head,
             adapter=heads,
@@ -134,8 +146,23 @@ class Trainer:
     @property
     def importance(self) -> npt.NDArray[np.float64] | None:
         """How much a regression on the features weighs each of them; None: all the same."""
-        layout = self.model.layout
-        return None if layout is None else layout.importance()
+        layout = self.model.layout or Layout.final(self.card.features)
+        return layout.importance(self.card.num_beside)
+
+    def _fit_columns(self, *, told: bool) -> tuple[NumberColumn | CategoryColumn, ...]:
+        """Return the columns of the recipe, by the training images. ``told``: say what they are."""
+        train, asked = self.prepared.train, self.recipe.data.columns or ()
+        rows = train.inputs.cells() if asked else []
+        cells = [[row[place] for row in rows] for place in range(len(asked))]
+        columns = tuple(map(fit_column, asked, cells))
+        if told and columns:
+            about = [column.about(own) for column, own in zip(columns, cells, strict=True)]
+            self.log.fact(notes.table_columns(about, len(rows)))
+            alone = {each.name: telling(own, train.labels, each) for each, own in zip(columns, cells, strict=True)}
+            given = {name: round(reached, 3) for name, reached in alone.items() if reached >= GIVEN_AWAY}
+            if given:
+                self.log.fact(cautions.telling_columns(given))
+        return columns
 
     def replace_model(self, model: Model) -> None:
         """Continue with another model, or with the same one after it was trained."""
@@ -234,7 +261,7 @@ class Trainer:
         if not all(np.isfinite(features).all() for features in found):
             raise RunError("The encoder returned NaN or infinite features. Use other weights (encoder.weights).")
         for place, features in enumerate(found):  # One at a time, because many images need much memory.
-            found[place] = self.engine.scale(features)
+            found[place] = self.engine.scale(features, self.scorer.beside(train.inputs.cells()))
         return found
 
     def features(self, inputs: Inputs, rows: Indices | None = None) -> Tensor:
@@ -323,8 +350,10 @@ class FeatureTrainer(Trainer):
     def score(self, part: Part) -> tuple[Floats, Features]:
         """Return the probabilities and the features of images, whose features may be cached."""
         (means,) = self.frozen_means(part, "features of test images", [self.model.views])
-        features = self.engine.adapt(means)
-        return self.engine.probabilities(features), features
+        beside = self.scorer.beside(part.inputs.cells())
+        features = self.engine.adapt(means, beside)
+        # Folds have other categories, so that only the features of images are those of all folds.
+        return self.engine.probabilities(features), features if beside is None else self.engine.scale(means)
 
 
 def make_trainer(
