@@ -67,6 +67,7 @@ def test_a_cluster_is_connected_to_once(photos: Path, tmp_path: Path, monkeypatc
     ("arguments", "told"),
     [
         (("--auto", "--recipe", "quick"), "--recipe chooses what to train and cannot be used with --auto."),
+        (("--auto", "eta=3"), "--auto compares several losses, but eta is a parameter of some. Remove it, or compare"),
         (("--auto", "--loss", "cl"), "--loss chooses what to train and cannot be used with --auto."),
         (
             ("--auto", "--folds", "1"),

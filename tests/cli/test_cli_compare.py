@@ -264,6 +264,14 @@ def test_failed_cells_are_named_and_the_code_is_1(
             "A recipe has no field 'encoder.nam'. Did you mean encoder.name?",
         ),
         (("--methods", "cl", "--recipe", "quik"), "Did you mean quick?"),
+        (
+            ("--methods", "quick,thorough", "--folds", "2", "gamma=3"),
+            "encoder_training.loss.gamma has no effect on any of the methods (quick, thorough). Remove it.",
+        ),
+        (
+            ("--methods", "'ce include=\"a,b\"', cl"),
+            "sets data.include, but a method cannot change data or seed.",
+        ),
         (("--methods", "cl", "data.source=x"), "photos and data.source=x set the same field to"),
         (
             ("--methods", "cl", "--scenario", "90:10", "data.scenario=50:50"),

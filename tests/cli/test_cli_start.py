@@ -54,8 +54,8 @@ def test_the_help_of_each_verb_has_an_example_of_it(verb: str, call: Call) -> No
 
 def test_fit_has_the_flags_that_are_promised(call: Call) -> None:
     flags = (
-        "--out --recipe --loss --encoder --group --source --normal --folds --decide --auto --more --seed --device "
-        "--resume --workers --engine --track --verbose --quiet --json --help"
+        "--out --recipe --loss --encoder --group --source --columns --normal --folds --decide --auto --more --seed "
+        "--device --resume --workers --engine --track --verbose --quiet --json --help"
     )
     text = call("fit", "--help").out
     assert set(re.findall(r"^\W*(--[a-z]+) ", text.partition("Options")[2], re.MULTILINE)) == set(flags.split())
@@ -71,7 +71,7 @@ def test_fit_has_the_flags_that_are_promised(call: Call) -> None:
         (["--views", "flips"], "tta=flips"),
         (["--skip-unreadable"], "skip_unreadable=true"),
         (["--set", "encoder_training.views=2"], "encoder_training.views=2"),
-        (["--minutes"], "minutes=VALUE"),
+        (["--eta", "-3"], "eta=-3"),
     ],
 )
 def test_an_option_that_is_a_word_gets_a_sentence_with_the_word(flags: list[str], word: str, call: Call) -> None:
@@ -79,6 +79,20 @@ def test_an_option_that_is_a_word_gets_a_sentence_with_the_word(flags: list[str]
         ended = call(verb, "photos", *flags)
         assert (ended.code, ended.out) == (2, "")
         assert ended.err == f"lopsided: There is no option {flags[0]}. Write {word} after DATA.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["fit", "photos", "--minutes", "3"], "There is no option --minutes. Write --auto minutes=3."),
+        (["fit", "photos", "--auto", "--minutes", "3"], "There is no option --minutes. Write minutes=3 after DATA."),
+        (["compare", "photos", "--loss", "ce"], "There is no option --loss. Write --methods ce."),
+        (["fit", "photos", "device=foo"], 'device must be "auto", "cpu", "cuda", "cuda:1" or "mps", got \'foo\'.'),
+    ],
+)
+def test_an_option_of_another_form_gets_a_sentence_that_then_works(arguments: list[str], told: str, call: Call) -> None:
+    ended = call(*arguments)
+    assert (ended.code, ended.out, ended.err) == (2, "", f"lopsided: {told}\n")
 
 
 def test_without_a_verb_the_help_is_shown(call: Call) -> None:

@@ -33,6 +33,18 @@ WORDS = [
         "(--group), so that no model is tested on what it saw.",
     ),
     (
+        notes.table_columns(
+            [{"name": "age", "categories": None, "missing": 3}, {"name": "sex", "categories": 2, "missing": 0}], 50
+        ),
+        "Beside each image, the classifier gets age (numbers, missing for 3 of 50 training images), sex (2 "
+        "categories).",
+    ),
+    (
+        cautions.telling_columns({"site": 0.9712, "ward": 1.0}),
+        "Columns give the label away, by the balanced accuracy of each alone: site (0.971) and ward (1). Is this known "
+        "before the label, for every image that the model will see? If not, leave it out.",
+    ),
+    (
         cautions.twelve_bits(3, 5),
         "3 of 5 images have 16 bits, but no value above 4,095. They are read as 12-bit images, in which 4,095 is "
         "white. If other images of the same camera are brighter, convert all to 8 bits alike.",

@@ -65,7 +65,7 @@ def test_embedded_weights_bring_their_pixel_scale_along():
         (
             {"encoder.weights": "none"},
             'encoder.weights cannot be "none" with method "frozen": random features are of no use. '
-            'Set encoder.weights, such as "embedded".',
+            "Start from --recipe quick, or set encoder.weights.",
         ),
         (
             {
@@ -286,7 +286,7 @@ def test_a_recipe_cannot_be_changed_in_place():
             'method must be one of "two-stage", "end-to-end", "frozen", "distance", "adapter", "fine-tune", '
             "got 'both'.",
         ),
-        ('device = ""', "device must be a string that is not empty, got ''."),
+        ('device = ""', 'device must be "auto", "cpu", "cuda", "cuda:1" or "mps", got \'\'.'),
         (
             "[encoder_training.loss]\nname = 'acl'\neta = nan",
             "encoder_training.loss.eta must be a finite number >= 0, got nan.",

@@ -276,7 +276,7 @@ def _word_text(error: Any, arguments: list[str]) -> str:
     if option is None or arguments[:1] not in (["fit"], ["train"], ["compare"]) or not hasattr(error, "possibilities"):
         return ""
     word = settings.word_for(option, arguments)
-    return f"There is no option {option}. Write {word} after DATA." if word else ""
+    return f"There is no option {option}. Write {word}." if word else ""
 
 
 def _usage_help(error: Any) -> str:

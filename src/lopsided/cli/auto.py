@@ -23,6 +23,10 @@ def check_auto(recipe: str | None, changes: Changes, ranks: Ranks | None) -> Non
     sweeping.refuse({"--recipe": recipe}, "chooses what to train", "--auto")
     for path, what in _NOT_WITH_AUTO.items():
         sweeping.refuse({changes.written.get(path, ""): changes.values.get(path) or None}, what, "--auto")
+    loss = next((path for path in changes.values if path.startswith("encoder_training.loss.")), None)
+    if loss is not None:
+        do = 'Remove it, or compare losses by hand: lopsided compare DATA --methods "quick, afcl eta=0.5 gamma=7".'
+        raise InputError(f"--auto compares several losses, but {changes.written[loss]} is a parameter of some. {do}")
     if "data.folds" in changes.values and changes.values["data.folds"] is None:
         raise InputError("--auto compares over folds, so there cannot be one split. Remove folds=1 or --auto.")
     if ranks is not None:

@@ -110,7 +110,7 @@ def compare(
     """
     from lopsided.data.prepare import split_rule
     from lopsided.data.sources.vectors import check_vector_fields
-    from lopsided.runs.candidates import parse_candidates
+    from lopsided.runs.candidates import check_used, parse_candidates
     from lopsided.runs.comparison_plan import ComparisonPlan
     from lopsided.runs.folds import mixed_group_notes
 
@@ -139,6 +139,7 @@ def compare(
     runs = (seeds or SEEDS) if folds is None else (repeats or 1)
     plan = ComparisonPlan(out, chosen, base, scenarios=_scenarios(scenario or ()), runs=runs, baseline=baseline)
     plan.check_recipes()
+    check_used(sets, plan.recipes)
     source = sweeping.open_data(base)
     plan.check_recipes(len(source.classes))
     about = plan.about(source)

@@ -48,7 +48,10 @@ def read_changes(
 
 
 def word_for(option: str, arguments: Sequence[str]) -> str | None:
-    """Return what to write instead of an option that does not exist, if it is the name of a setting."""
+    """Return what to write instead of an option that does not exist, if it is the name of a setting: "WORD after DATA".
+
+    ``arguments`` start with the subcommand.
+    """
     from lopsided.recipe import read_words
 
     name, _, value = option.lstrip("-").partition("=")
@@ -56,13 +59,26 @@ def word_for(option: str, arguments: Sequence[str]) -> str | None:
     place = next((i for i, text in enumerate(arguments) if text.partition("=")[0] == option), len(arguments))
     after = arguments[place + 1] if place + 1 < len(arguments) else ""
     if option == "--set":
-        return after or "NAME=VALUE"
+        return f"{after or 'NAME=VALUE'} after DATA"
+    if name == "minutes" and arguments[0] != "compare" and "--auto" not in arguments:
+        return f"--auto minutes={value or after or 'VALUE'}"
+    if name == "loss" and arguments[0] == "compare":
+        return f"--methods {value or after or 'NAME'}"
     try:
         (path, *_) = read_words([f"{name}=0"]).values
     except InputError:
         return None
-    value = value or ("true" if path in _SWITCHES else after if not after.startswith("-") else "")
-    return f"{name}={value or 'VALUE'}"
+    is_value = not after.startswith("-") or _is_number(after)
+    value = value or ("true" if path in _SWITCHES else after if is_value else "")
+    return f"{name}={value or 'VALUE'} after DATA"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 _SWITCHES = ("data.skip_unreadable", "data.allow_outside")

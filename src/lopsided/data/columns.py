@@ -9,15 +9,12 @@ from typing import Any
 
 from lopsided.data.stored import ImagePath, Stored
 from lopsided.errors import DataError, sentence
+from lopsided.recipe.columns import Cells, column_name
 
 if sys.platform == "win32":
     _Path = WindowsPath
 else:
     _Path = PosixPath
-
-CATEGORY = ":category"
-"""The end of the name of a column whose numbers are codes of categories."""
-Cells = tuple[str, ...]
 
 
 class DescribedPath(_Path):
@@ -49,15 +46,6 @@ def described(path: ImagePath, cells: Sequence[str]) -> ImagePath:
         path.cells = tuple(cells)
         return path
     return DescribedPath.of(path, cells)
-
-
-def column_name(text: str) -> str:
-    """Return the name of a column in a table.
-
-    >>> column_name("age"), column_name("site:category")
-    ('age', 'site')
-    """
-    return text.removesuffix(CATEGORY)
 
 
 def rows_of(where: object, columns: Mapping[str, Sequence[str]], asked: Sequence[str]) -> list[Cells]:

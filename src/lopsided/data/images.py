@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from lopsided.data.columns import Cells, cells_of
+from lopsided.data.columns import cells_of
 from lopsided.data.decoding import (
     FileFacts,
     Header,
@@ -29,6 +29,7 @@ from lopsided.data.decoding import (
 )
 from lopsided.data.stored import ImagePath
 from lopsided.errors import DataError, InputError, sentence
+from lopsided.recipe.columns import Cells
 
 if TYPE_CHECKING:
     import torch

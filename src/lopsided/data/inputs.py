@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lopsided.data.columns import Cells
 from lopsided.data.images import Images
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
@@ -24,6 +23,7 @@ from lopsided.distributed import Ranks
 from lopsided.errors import DataError, sentence
 from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
+from lopsided.recipe.columns import Cells
 
 Indices = npt.NDArray[np.int64]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lopsided.errors import InputError, sentence
 from lopsided.losses import catalogue
+from lopsided.recipe.columns import column_name
 from lopsided.recipe.encoder_spec import encoder_conflicts
 from lopsided.recipe.sections import USUAL_BETA, EncoderTraining
 from lopsided.recipe.views import AUTO
@@ -58,7 +59,7 @@ def _column_conflicts(recipe: Recipe) -> Iterator[str]:
     data = recipe.data
     if not data.columns:
         return
-    names = [name.removesuffix(":category") for name in data.columns]
+    names = [column_name(asked) for asked in data.columns]
     if len(set(names)) < len(names):
         yield sentence("data.columns must be different names", list(data.columns))
     taken = next((name for name in names if name in (data.path_column or "path", data.label_column or "label")), None)

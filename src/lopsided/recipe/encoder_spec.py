@@ -223,7 +223,8 @@ def _weights_conflicts(recipe: Recipe) -> Iterator[str]:
     weights, scale, method = recipe.encoder.weights, recipe.augment.normalisation, recipe.spec
     vectors = recipe.encoder.name == "identity" and not method.trains_encoder
     if weights == "none" and method.pretrained and not vectors:
-        do = 'Set encoder.weights, such as "embedded"' + ", or use the recipe from-scratch" * method.trains_encoder
+        do = f"Start from --recipe {method.example}, or set encoder.weights"
+        do += ", or use the recipe from-scratch" * method.trains_encoder
         yield f'encoder.weights cannot be "none" with method "{method.name}"{method.no_weights} {do}.'
     elif weights == "none" and scale == "weights":
         do = 'Set encoder.weights, or augment.normalisation = "source".'

@@ -47,7 +47,7 @@ from lopsided.recipe.sections import (
     Selection,
     described,
 )
-from lopsided.recipe.values import AnyText, Section, Seed, Text, Threads, TrackerTexts
+from lopsided.recipe.values import AnyText, Device, Section, Seed, Threads, TrackerTexts
 
 
 def _known_method(name: str) -> str:
@@ -83,7 +83,7 @@ class Recipe(Section):
         "regression and then the training of the encoder.",
     )
     seed: Seed = described(0, "Seed of all random choices of the run.")
-    device: Text = described("auto", 'Where to compute: "auto", "cpu", "cuda", "cuda:1", "mps".')
+    device: Device = described("auto", 'Where to compute: "auto", "cpu", "cuda", "cuda:1", "mps".')
     threads: Threads | None = described(None, "Number of CPU threads; unset: torch decides.")
     fast: bool = described(
         True, "Use fast paths and memory layouts, which change results only by rounding; false: plain torch."

@@ -17,6 +17,7 @@ from lopsided.recipe.views import AUTO, UnknownViewError, name_views, parse_view
 MAX_SIDE = 8192
 """The largest image side that a model may need. The decoder does not read larger images either."""
 _TRACKER = re.compile(r"[\w.-]+(:[^\x00-\x1f]+)?")
+_DEVICE = re.compile(r"auto|(cpu|cuda|mps)(:\d{1,4})?")
 MOST = 2**31 - 1
 """The largest integer of a field."""
 
@@ -48,6 +49,12 @@ def _tracker(text: str) -> str:
     return text
 
 
+def _device(text: str) -> str:
+    if not _DEVICE.fullmatch(text):
+        raise ValueError("no device")
+    return text
+
+
 def _rule(text: str) -> str:
     try:
         return str(parse_rule(text))
@@ -72,6 +79,7 @@ Text = Annotated[AnyText, AfterValidator(_filled), words.Phrase("a string that i
 Rule = Annotated[AnyText, AfterValidator(_rule), words.Phrase("a decision rule")]
 Views = Annotated[AnyText, AfterValidator(_views), words.Phrase("views of an image, such as flip")]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_tuple)]
+Device = Annotated[AnyText, AfterValidator(_device), words.Phrase('"auto", "cpu", "cuda", "cuda:1" or "mps"')]
 TrackerText = Annotated[Text, AfterValidator(_tracker)]
 TrackerTexts = Annotated[
     tuple[TrackerText, ...],

@@ -11,7 +11,7 @@ from typing import Any
 
 from lopsided.errors import InputError, RunError
 from lopsided.models.pretrained import check_encoder
-from lopsided.recipe import Recipe, named_recipes
+from lopsided.recipe import Recipe, named_recipe, named_recipes
 from lopsided.runs.answer import Answer, answer
 from lopsided.runs.cell import Cell
 from lopsided.runs.comparison import compare
@@ -39,7 +39,7 @@ def usual_candidates(*, vectors: bool = False, columns: bool = False) -> list[st
     there = named_recipes()
     arms = [arm for arm in _ARMS if not (vectors and arm in ("thorough", "fine-tune"))]
     if columns:
-        arms = [arm for arm in arms if arm in there and not there[arm].spec.trains_encoder]
+        arms = [arm for arm in arms if arm in there and not named_recipe(arm).spec.trains_encoder]
     return [arm for arm in arms if arm in there or arm not in _RECIPES]
 
 

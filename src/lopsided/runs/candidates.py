@@ -100,7 +100,8 @@ def parse_candidate(
     {'name': 'afcl', 'eta': 300, 'eta_unit': 'absolute'}
     """
     try:
-        what, *texts = shlex.split(text)
+        parts = shlex.split(text)
+        what, *texts = shlex.split(parts[0]) if len(parts) == 1 else parts  # A method may be in quotes as a whole.
     except ValueError as error:
         raise InputError(f"The method {shown(text)} cannot be read: {str(error).lower()}.") from None
     odd = next((word for word in texts if not is_word(word)), None)
@@ -149,6 +150,14 @@ def check_candidates(candidates: Sequence[Candidate], base: Recipe) -> dict[str,
             both = f"{shown(other)} and {shown(candidate.name)}"
             raise InputError(f"The methods {both} are the same recipe. Remove one of the two.")
     return found
+
+
+def check_used(sets: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> None:
+    """Raise if one of the ``sets`` has no effect on any of the methods that are compared."""
+    for path in sets:
+        reasons = [recipe.unused(path) for recipe in recipes.values()]
+        if not is_shared(path) and reasons and None not in reasons:
+            raise InputError(f"{path} has no effect on any of the methods ({', '.join(recipes)}). Remove it.")
 
 
 def with_scenario(recipe: Recipe, scenario: str | None) -> Recipe:

@@ -18,7 +18,7 @@ from typing import TextIO
 
 import numpy as np
 
-from lopsided.data.columns import column_name, described, rows_of
+from lopsided.data.columns import described, rows_of
 from lopsided.data.decoding import SUFFIXES, is_hidden, is_image_name, walk_images
 from lopsided.data.images import FileImages, Images
 from lopsided.data.sources import several_labels
@@ -28,6 +28,7 @@ from lopsided.data.stored import ImagePath
 from lopsided.errors import DataError, sentence
 from lopsided.facts import Fact, cautions
 from lopsided.files import check_regular
+from lopsided.recipe.columns import column_name
 
 SPLITS = ("train", "val", "test")
 SPLIT_NAMES = {

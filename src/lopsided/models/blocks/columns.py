@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from lopsided.data.columns import CATEGORY, Cells, column_name
 from lopsided.errors import DataError, sentence
+from lopsided.recipe.columns import CATEGORY, Cells, column_name
 
 Features = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
