@@ -40,6 +40,10 @@ class Served:
     def __init__(self, folder: Path, device: str = "auto") -> None:
         self.folder = folder
         model, self.card = open_model(folder, device)
+        if self.card.beside:
+            names = ", ".join(column.name for column in self.card.beside)
+            do = "Use lopsided predict RUN TABLE."
+            raise InputError(f"The model takes the columns {names} beside each image, but here images are alone. {do}")
         self._familiarity = open_familiarity(folder, self.card)
         bank = None if self._familiarity is None else self._familiarity.bank
         engine = Engine(model, self.card.shape)
