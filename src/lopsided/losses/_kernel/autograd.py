@@ -94,7 +94,7 @@ class TiledTotal(torch.autograd.Function):
         ctx.wanted = of_z, of_reference, of_temperature = ctx.needs_input_grad[:3]
         found = _run(*inputs, None, *arguments[9:], True, of_z or of_reference or of_temperature, of_reference)
         # The inputs are kept for the error of a second derivative alone, so only where there can be one.
-        kept = [x if wanted else None for x, wanted in zip(inputs, ctx.wanted, strict=False)]
+        kept = [x if wanted else None for x, wanted in zip(inputs[:3], ctx.wanted, strict=True)]
         ctx.save_for_backward(*kept, *found[1:])
         ctx.mark_non_differentiable(found.values)
         return found.values.sum() * ctx.factor, found.values
