@@ -1,10 +1,11 @@
-"""The losses at work on a batch of 11 to 1: what the lonely sample gets from CL and from AFCL.
+"""The losses at work on a batch of 11 to 1: what moves the lonely sample under CL and under AFCL.
 
 Run as ``python examples/lonely_anchor.py``. Prints a table and writes ``docs/figures/lonely_anchor.svg``.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import matplotlib as mpl
@@ -34,17 +35,29 @@ def batch() -> tuple[Tensor, Tensor]:
     return z, torch.tensor([0] * 11 + [1])
 
 
+def values_of(loss: str, z: Tensor, y: Tensor) -> Tensor:
+    """Each anchor's own value."""
+    unit = normalize(z)
+    if loss == "CL":
+        return contrastive_loss(unit, y, reduction="none")
+    return asymmetric_focal_contrastive_loss(unit, y, eta=ETA, gamma=GAMMA, reduction="none")
+
+
 def own_terms(loss: str) -> tuple[Tensor, Tensor]:
     """Each anchor's own value, and the length of the gradient that this value sends to the anchor."""
     z, y = batch()
-    z.requires_grad_()
-    unit = normalize(z)
-    if loss == "CL":
-        values = contrastive_loss(unit, y, reduction="none")
-    else:
-        values = asymmetric_focal_contrastive_loss(unit, y, eta=ETA, gamma=GAMMA, reduction="none")
+    values = values_of(loss, z.requires_grad_(), y)
     grads = [torch.autograd.grad(value, z, retain_graph=True)[0][i].norm() for i, value in enumerate(values)]
     return values.detach(), torch.stack(grads)
+
+
+def forces(loss: str) -> tuple[float, float]:
+    """How strongly a step moves the minority sample away from the others, by its own term and by their terms."""
+    z, y = batch()
+    values = values_of(loss, z.requires_grad_(), y)
+    own, others = (torch.autograd.grad(part, z, retain_graph=True)[0][-1] for part in (values[-1], values[:-1].sum()))
+    away = torch.stack([-z[-1, 1], z[-1, 0]]).detach()
+    return -float(own @ away), -float(others @ away)
 
 
 def main() -> None:
@@ -60,28 +73,33 @@ def main() -> None:
     console = Console(width=100)
     console.print(table)
     console.print("Under CL the lonely anchor has neither value nor gradient of its own; under AFCL it has both.")
+    for name in found:
+        own, others = forces(name)
+        console.print(f"{name} moves it away by {own:.1f} by its own term and by {others:.1f} by those of the others.")
 
     mpl.rcParams["svg.hashsalt"] = "lopsided"
-    figure, axes = plt.subplots(1, 2, figsize=(9, 4.2), sharex=True, sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.6), sharex=True, sharey=True)
     colours = [MINORITY if label else MAJORITY for label in y.tolist()]
-    for axis, (name, (_, grads)) in zip(axes, found.items(), strict=True):
-        axis.add_patch(plt.Circle((0, 0), 1, fill=False, color="0.8"))
-        axis.scatter(
-            *z.t().round(decimals=3),
-            s=(25 + 60 * grads.sqrt()).round(),
-            c=colours,
-            edgecolors="black",
-            linewidths=0.5,
-            zorder=2,
-        )
-        axis.set_title(f"{name}: the minority anchor's own gradient is {grads[-1]:.2f}", fontsize=10)
+    away, place = torch.stack([-z[-1, 1], z[-1, 0]]), z[-1]
+    for axis, name in zip(axes, found, strict=True):
+        axis.add_patch(plt.Circle((0, 0), 1, fill=False, color="0.85"))
+        axis.scatter(*z.t().round(decimals=3), s=70, c=colours, edgecolors="black", linewidths=0.5, zorder=3)
+        for force, colour, aside in zip(forces(name), (MINORITY, MAJORITY), (0.14, 0.0), strict=True):
+            if abs(force) > 1e-6:
+                begin = place * (1 + aside)
+                end = begin + away * math.copysign(0.12 + 0.1 * math.log10(1 + abs(force)), force) * 1.6
+                arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 2.2, "mutation_scale": 16, "shrinkA": 6}
+                axis.annotate("", end.tolist(), begin.tolist(), arrowprops=arrow)
+        own, others = forces(name)
+        told = "none" if abs(own) < 1e-6 else f"{abs(own):.0f}, {'away' if own > 0 else 'towards them'}"
+        axis.text(-0.9, 0.25, f"its own term: {told}", color=MINORITY, fontsize=11)
+        axis.text(-0.9, 0.02, f"terms of the others: {others:.3g}, away", color=MAJORITY, fontsize=11)
+        axis.set_title(name if name == "CL" else f"{name}, eta {ETA:g}, gamma {GAMMA:g}", fontsize=13)
         axis.set_aspect("equal")
-        axis.set_xlim(-0.1, 1.35)
-        axis.set_ylim(-1.2, 1.2)
+        axis.set_xlim(-1.1, 1.25)
+        axis.set_ylim(-1.1, 1.35)
         axis.axis("off")
-    figure.suptitle(
-        "Area grows with the root of an anchor's own gradient length. Orange: the one minority sample", fontsize=10
-    )
+    figure.suptitle("What moves the one orange image of a batch of 11 to 1 in a training step", fontsize=12)
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(FIGURE, metadata={"Date": None}, bbox_inches="tight")
     console.print(f"Picture: {FIGURE.relative_to(FIGURE.parents[2])}")

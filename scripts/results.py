@@ -1,4 +1,4 @@
-"""Renew the tables, verdicts and figures of docs/results.md from the records in results/.
+"""Renew the tables, verdicts and figures of docs/paper-tables.md from the records in results/.
 
     python scripts/results.py
 
@@ -38,7 +38,7 @@ from lopsided.runs.records import Record
 
 Name = TypeVar("Name", bound=Hashable)
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "paper-tables.md"
 LESIONS = ROOT / "results" / "isic-lesions.csv"
 RUN = ROOT / "results" / "isic-paper.json"
 DRAWN = ROOT / "docs" / "figures" / "results"
@@ -544,12 +544,78 @@ def renewed(page: str) -> str:
     return page
 
 
+@dataclass(frozen=True)
+class Gain:
+    """What a loss has above CL in UWA: in the paper, and here over paired seeds, both on test images, in points."""
+
+    name: str
+    paper: float
+    here: Figure
+
+    @property
+    def verdict(self) -> str:
+        """What the interval says about the loss."""
+        if self.here.low <= 0 <= self.here.high:
+            return "no reliable difference"
+        return "above CL" if self.here.value > 0 else "below CL"
+
+
+def gains() -> list[Gain]:
+    """Return the gains of the paper's main settings over CL."""
+    found = []
+    wanted = [("eta", PARTS[0], scenario, Setting(300.0, 0.0)) for scenario in ("70:30", "80:20", "90:10")]
+    wanted += [("gamma", PARTS[1], scenario, Setting(0.0, 7.0)) for scenario in ("70:30", "80:20", "90:10")]
+    wanted += [("isic", PARTS[3], None, Setting(300.0, gamma)) for gamma in (0.0, 7.0)]
+    for table, part, scenario, setting in wanted:
+        paper, runs = published(table), runs_of(part)
+        cl, own = (paper.figure(scenario, each, "uwa") for each in (CL, setting))
+        assert cl is not None
+        assert own is not None
+        seeds = [seed for where, each, seed in runs if (where, each) == (scenario, setting)]
+        pairs = [
+            points(runs[scenario, setting, seed], "test", "uwa") - points(runs[scenario, CL, seed], "test", "uwa")
+            for seed in seeds
+        ]
+        where = "ISIC 2018" if scenario is None else f"T-shirts and shirts, {scenario}"
+        found.append(Gain(f"{where}: {setting} less CL", own - cl, mean_interval(pairs)))
+    return found
+
+
+def draw_claims(path: Path) -> None:
+    """Draw the gains of the paper and those of our runs with their intervals, one row each."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    rows = gains()
+    fig, axis = plt.subplots(figsize=(9.5, 3.6))
+    places = [-float(place) - 0.6 * (place >= 3) - 0.6 * (place >= 6) for place in range(len(rows))]
+    for row, y in zip(rows, places, strict=True):
+        axis.plot([row.here.low, row.here.high], [y, y], color="#0072b2", linewidth=2)
+        axis.plot(row.here.value, y, "o", color="#0072b2", label="here: mean of four runs, 95 % interval")
+        axis.plot(row.paper, y, "D", color="#d55e00", fillstyle="none", label="paper: mean of four runs, no interval")
+        axis.text(20.5, y, row.verdict, va="center", fontsize=8.5, color="#5a626d")
+    axis.axvline(0, color="#8f97a1", linewidth=1)
+    axis.set_yticks(places, [row.name for row in rows], fontsize=8.5)
+    axis.set(xlim=(-15, 20), xlabel="points of balanced accuracy above CL, test images")
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    handles = dict(zip(*axis.get_legend_handles_labels()[::-1], strict=True))
+    fig.legend(handles.values(), handles.keys(), loc="upper center", ncols=2, fontsize=8.5, frameon=False)
+    fig.subplots_adjust(left=0.31, right=0.79, top=0.9, bottom=0.14)
+    with mpl.rc_context({"svg.hashsalt": path.stem}):
+        fig.savefig(path, metadata={"Date": None})
+    plt.close(fig)
+
+
 def main() -> None:
     """Renew the page and draw its figures."""
     PAGE.write_text(renewed(PAGE.read_text("utf-8")), "utf-8")
     for part in PARTS:
         if part.figures and part.has_records:
             write_figures(part.comparison(), DRAWN, part.name, formats=("svg",))
+    draw_claims(DRAWN.parent / "claims.svg")
 
 
 if __name__ == "__main__":

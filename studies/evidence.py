@@ -3,7 +3,7 @@
     python studies/evidence.py table        # every arm on every data set: UWA, AUROC, minutes, memory
     python studies/evidence.py against      # what `fit` takes against losses from scratch, on the same draws
     python studies/evidence.py figure       # docs/figures/costs.svg: UWA against minutes of two cores
-    python studies/evidence.py page         # write all tables of docs/which-recipe.md anew
+    python studies/evidence.py page         # write all tables of docs/recipe-tables.md anew
 
 It computes nothing that is not in ``studies/records``: ``study.jsonl`` (studies/study.py), ``methods.jsonl`` and
 its siblings (studies/arms.py), ``fine_tune.jsonl`` (studies/fine_tune.py) and ``costs.jsonl``
@@ -36,7 +36,7 @@ from lopsided.evaluation.intervals import Figure, mean_interval
 from lopsided.evaluation.resampled import fold_overlap
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "which-recipe.md"
+PAGE = DOCS / "recipe-tables.md"
 FIGURE = DOCS / "figures" / "costs.svg"
 SCRATCH = ("weighted-ce", "cl", "afcl")
 """The losses from scratch that what ``fit`` takes must beat."""
@@ -60,7 +60,7 @@ SETTINGS = (
 
 
 PANELS = {
-    "Fashion-MNIST tops, 98:2": ["tops 98:2"],
+    "T-shirts and shirts of Fashion-MNIST, 98:2": ["tops 98:2"],
     "ISIC, melanoma against dermatofibroma": ["isic", "isic by fold"],
 }
 """The panels of the figure, and the settings that each shows."""
@@ -180,8 +180,18 @@ def against() -> str:
     return shared.table("data | recipe | minus | pairs | UWA | AUROC", rows)
 
 
+NAMED = {
+    "thorough": ("#0072b2", (8, 6)),
+    "quick": ("#0072b2", (8, 6)),
+    "weighted-ce": ("#d55e00", (8, 6)),
+    "cl": ("#b55f8e", (-20, -4)),
+    "afcl": ("#008f68", (8, -4)),
+}
+"""The methods with a name in the figure: colour, and where the name stands, in points beside the point."""
+
+
 def draw_figure(path: Path) -> None:
-    """Draw UWA against minutes of two cores for all arms with known costs; a line joins what ``fit`` takes."""
+    """Draw balanced accuracy against minutes of two cores for all methods with known costs; five have a name."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -189,24 +199,22 @@ def draw_figure(path: Path) -> None:
 
     fig, axes = plt.subplots(1, 2, figsize=(11, 5))
     for axis, (title, settings) in zip(axes, PANELS.items(), strict=True):
-        points = _points(settings)
-        for group, colour in GROUPS.items():
-            own = [point for point in points if point[0] == group]
-            if own:
-                x, y, low, high = zip(
-                    *((minutes, f.value, f.value - f.low, f.high - f.value) for _, _, minutes, f in own), strict=True
-                )
-                axis.errorbar(x, y, yerr=[low, high], fmt="o", markersize=4, color=colour, elinewidth=0.8, label=group)
+        points = sorted(_points(settings), key=lambda point: point[1] in NAMED)
         for _, arm, minutes, figure in points:
-            axis.annotate(arm, (minutes, figure.value), fontsize=6, xytext=(3, 3), textcoords="offset points")
-        line = [(m, f.value) for _, arm, m, f in points if arm in ("quick", "thorough")]
-        axis.step(*zip(*sorted(line), strict=True), where="post", color=GROUPS["frozen"], linewidth=1)
-        axis.set(xscale="log", title=title, xlabel="minutes of two cores, from images to model", ylabel="UWA, %")
-        axis.set_xlim(0.15, 8)  # Room for the names of the points.
+            shade, place = NAMED.get(arm, ("#c3c9d0", None))
+            bars = [[figure.value - figure.low], [figure.high - figure.value]]
+            size, width = (7, 1.4) if arm in NAMED else (4, 0.6)
+            axis.errorbar([minutes], [figure.value], bars, fmt="o", markersize=size, color=shade, elinewidth=width)
+            if place is not None:
+                axis.annotate(
+                    arm, (minutes, figure.value), xytext=place, textcoords="offset points", color=shade, weight="bold"
+                )
+        axis.set(xscale="log", title=title, xlabel="minutes of two cores, from images to model")
+        axis.set(ylabel="balanced accuracy, %")
+        axis.set_xlim(0.12, 8)
         axis.set_xticks([0.2, 0.5, 1, 2, 5], ["0.2", "0.5", "1", "2", "5"])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8, loc="lower right")
     fig.tight_layout()
     with mpl.rc_context({"svg.hashsalt": path.stem}):
         fig.savefig(path, metadata={"Date": None})
@@ -232,7 +240,7 @@ def _points(settings: Sequence[str]) -> list[tuple[str, str, float, Figure]]:
 
 
 def blocks() -> dict[str, str]:
-    """Return the tables of docs/which-recipe.md by the names that the page gives them."""
+    """Return the tables of docs/recipe-tables.md by the names that the page gives them."""
     return {
         "short": study.short(study.RECORD),
         "against": against(),

@@ -3,7 +3,7 @@
     python studies/study.py features DATA [--resnet50 FILE.safetensors]    # compute the features once, per encoder
     python studies/study.py run DATA                                       # 12 seeds of the tops, 3 of the others
     python studies/study.py summary                                        # all arms of the records
-    python studies/study.py short                                          # the table for docs/which-recipe.md
+    python studies/study.py short                                          # the table for docs/recipe-tables.md
 
 DATA is one of:
 

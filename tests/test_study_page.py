@@ -1,4 +1,4 @@
-"""The tables of docs/which-recipe.md are those of their records."""
+"""The tables of docs/recipe-tables.md are those of their records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "which-recipe.md"
+PAGE = ROOT / "docs" / "recipe-tables.md"
+SHORT = ROOT / "docs" / "which-recipe.md"
 
 
 @pytest.fixture
@@ -26,6 +27,14 @@ def test_the_tables_of_the_page_are_those_of_the_records(evidence: ModuleType) -
     assert sorted(names) == sorted(evidence.blocks())
     assert all(table.count("\n") > 3 for table in evidence.blocks().values())
     assert evidence.with_blocks(page) == page
+
+
+def test_the_short_page_has_rows_of_the_long_one() -> None:
+    table = re.search(r"<!-- from recipe-tables.md -->\n(.*?)<!-- end -->", SHORT.read_text("utf-8"), flags=re.DOTALL)
+    assert table is not None
+    rows, every = table[1].splitlines(), PAGE.read_text("utf-8").splitlines()
+    assert len(rows) > 3
+    assert [row for row in rows if row not in every] == []
 
 
 def test_a_table_that_is_not_that_of_the_records_is_replaced(evidence: ModuleType) -> None:
