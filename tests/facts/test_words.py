@@ -406,6 +406,12 @@ WORDS = [
         "were they photographed differently? Then the model may know the camera instead of the object.",
     ),
     (
+        cautions.odd_part("df", (30, 25), (115, 1113), ("red", "corners"), ("sharpness",), (), ["a.jpg", "b.jpg"]),
+        "55 images look as if another camera took them (a redder background, lighter corners, a less sharp background)"
+        ": 30 of 115 images of df (26%) and 25 of 1,113 others (2%). The model may know the camera or the place "
+        "instead of the object. Look at them: a.jpg, b.jpg. If a column of a table names the camera, use --source.",
+    ),
+    (
         notes.left_out_sources(
             "camera",
             ["mel", "df"],

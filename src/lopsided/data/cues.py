@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lopsided.data.decoding import file_maker
 from lopsided.data.images import FileImages, Images
 
 SIDE = 64
 """Side of the images in pixels, of which cues are computed."""
-MOST_IMAGES, LEAST_PER_CLASS = 600, 20
+MOST_IMAGES, LEAST_PER_CLASS = 1_500, 20
 """Images whose cues are computed: at most this many, evenly over the classes, but at least so many of each."""
+CENTRE, RIM, CORNERS = 22 / 32, 30 / 32, 36 / 32
+"""Distances from the middle, relative to half a side. Between the first two lies the background, as a rule."""
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
 
@@ -22,22 +27,45 @@ Codes = npt.NDArray[np.int64]
 def cue_rows(labels: Codes, seed: int) -> Codes:
     """Return the images whose cues are computed: as many of each class as far as it has them."""
     order = np.random.default_rng(seed).permutation(len(labels))
-    names = np.unique(labels)
-    most = max(MOST_IMAGES // max(len(names), 1), LEAST_PER_CLASS)
-    return np.sort(np.concatenate([order[labels[order] == label][:most] for label in names]))
+    counts = np.bincount(labels)
+    counts = counts[counts > 0]
+    most = LEAST_PER_CLASS
+    while most < counts.max() and np.minimum(counts, most + 1).sum() <= MOST_IMAGES:
+        most += 1
+    return np.sort(np.concatenate([order[labels[order] == label][:most] for label in np.unique(labels)]))
 
 
-def measure_cues(images: Images, rows: Codes) -> Mapping[str, Floats]:
+@dataclass(frozen=True)
+class Cues:
+    """What is cheap to know of images: ``plain`` cues, those that depend on the ``camera``, and facts of the files."""
+
+    plain: Mapping[str, Floats]
+    camera: Mapping[str, Floats]
+    files: Mapping[str, npt.NDArray[np.str_]]
+
+
+def measure_cues(images: Images, rows: Codes) -> Cues:
     """Return the cues of some images by name."""
-    pixels = images.load(rows, SIDE, 3, workers=os.cpu_count() or 1).numpy().astype(np.float64)
+    pixels = images.load(rows, SIDE, 3, workers=os.cpu_count() or 1).numpy()
+    sizes = np.array([images.size(int(row)) for row in rows], dtype=np.int64)
+    files = {"size in pixels": np.array([f"{width} x {height}" for height, width in sizes.tolist()], dtype=np.str_)}
+    plain = _plain_cues(pixels.astype(np.float64), sizes.astype(np.float64))
+    if isinstance(images, FileImages):
+        paths = [images.paths[row] for row in rows]
+        with suppress(OSError):
+            plain["the size of the file"] = np.array([float(os.path.getsize(path)) for path in paths])
+        makers = [file_maker(path) for path in paths]
+        files["camera or program in the file"] = np.array([maker for maker, _ in makers], dtype=np.str_)
+        files["compression"] = np.array([compression for _, compression in makers], dtype=np.str_)
+    return Cues(plain, _camera_cues(pixels.astype(np.float32)), files)
+
+
+def _plain_cues(pixels: Floats, sizes: Floats) -> dict[str, Floats]:
     grey, total = pixels.mean(axis=1), pixels.sum(axis=1).mean(axis=(1, 2)) + 1e-6
-    edges = np.abs(
-        4 * grey[:, 1:-1, 1:-1] - grey[:, :-2, 1:-1] - grey[:, 2:, 1:-1] - grey[:, 1:-1, :-2] - grey[:, 1:-1, 2:]
-    )
+    edges = np.abs(_edges(grey))
     inner = grey[:, SIDE // 4 : -SIDE // 4, SIDE // 4 : -SIDE // 4].mean(axis=(1, 2))
     ring = np.concatenate([grey[:, 0], grey[:, -1], grey[:, :, 0], grey[:, :, -1]], axis=1).mean(axis=1)
-    sizes = np.array([images.size(int(row)) for row in rows], dtype=np.float64)
-    cues = {
+    return {
         "brightness": grey.mean(axis=(1, 2)),
         "contrast": grey.std(axis=(1, 2)),
         "sharpness": edges.mean(axis=(1, 2)),
@@ -49,7 +77,30 @@ def measure_cues(images: Images, rows: Codes) -> Mapping[str, Floats]:
         "the number of pixels": sizes.prod(axis=1),
         "the aspect ratio": sizes[:, 1] / sizes[:, 0],
     }
-    if isinstance(images, FileImages):
-        with suppress(OSError):
-            cues["the size of the file"] = np.array([float(os.path.getsize(images.paths[row])) for row in rows])
-    return cues
+
+
+def _camera_cues(pixels: npt.NDArray[np.float32]) -> dict[str, Floats]:
+    """Return what depends on the camera, its light and its processing, more than on the object in the middle."""
+    across = np.abs(np.linspace(-1, 1, SIDE + 1)[1:] - 1 / SIDE)
+    distance = np.hypot(*np.meshgrid(across, across))
+    background, corners = (distance > CENTRE) & (distance < RIM), distance > CORNERS
+    x = pixels + 1
+    grey = x.mean(axis=1)
+    red, green, blue = np.moveaxis(np.median(x[:, :, background], axis=2), 1, 0)
+    edges = np.abs(_edges(grey))[:, (background | corners)[1:-1, 1:-1]]
+    colours = x[:, :, distance < RIM]
+    colours = colours - colours.mean(axis=2, keepdims=True)
+    found = {
+        "red": np.log(red / green),
+        "blue": np.log(blue / green),
+        "corners": np.log(np.median(grey[:, corners], axis=1) / ((red + green + blue) / 3)),
+        "sharpness": np.log(np.median(edges, axis=1) + 0.5),
+        "blue contrast": (colours[:, 1] * colours[:, 2]).sum(axis=1) / (np.square(colours[:, 1]).sum(axis=1) + 1),
+    }
+    return {name: np.asarray(values, dtype=np.float64) for name, values in found.items()}
+
+
+def _edges(grey: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.asarray(
+        4 * grey[:, 1:-1, 1:-1] - grey[:, :-2, 1:-1] - grey[:, 2:, 1:-1] - grey[:, 1:-1, :-2] - grey[:, 1:-1, 2:]
+    )

@@ -62,6 +62,8 @@ LARGE = 1 << 25
 REDUCTIONS = ((8, 2.0), (4, 2.0), (2, 1.5))
 """Factors by which a JPEG may be decoded smaller, each with the least decoded side, relative to the final side."""
 
+_MAKE, _MODEL, _SOFTWARE = 0x010F, 0x0110, 0x0131
+"""Tags of EXIF."""
 _GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "F"})
 
 
@@ -236,6 +238,28 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     with _opened(path) as (file, _), _opened_image(file) as image:
         _check_pixels(path, image.size)
         return _header(image)
+
+
+def file_maker(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return camera or program and compression that a file names, both "" if it names none or cannot be read.
+
+    Only the beginning of a file is read. Files that are stored elsewhere are not read again for this.
+    """
+    if isinstance(path, Stored):
+        return "", ""
+    try:
+        with _reading(path), open(path, "rb") as file, _opened_image(file) as image:
+            named = {str(image.getexif().get(tag, "")).strip(" \0") for tag in (_MAKE, _MODEL, _SOFTWARE)}
+            tables = getattr(image, "quantization", None) or {}
+            kind = image.format or ""
+            sampling = [layer[1:3] for layer in getattr(image, "layer", ())]
+    except UnreadableImageError:
+        return "", ""
+    maker = " ".join(sorted(filter(None, named)))[:80]
+    if not tables:
+        return maker, kind
+    digest = hashlib.sha256(repr((sorted(tables.items()), sampling)).encode()).hexdigest()[:6]
+    return maker, f"JPEG with the tables {digest}"
 
 
 @contextmanager

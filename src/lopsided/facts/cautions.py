@@ -254,6 +254,46 @@ def cheap_cues(label: str, aurocs: Mapping[str, float]) -> str:
     )
 
 
+CAMERA_WORDS = {
+    "red": ("a redder background", "a less red background"),
+    "blue": ("a bluer background", "a yellower background"),
+    "corners": ("lighter corners", "darker corners"),
+    "sharpness": ("a sharper background", "a less sharp background"),
+    "blue contrast": ("more contrast in blue", "less contrast in blue"),
+}
+"""What an image has whose cue is higher, or lower, than that of others."""
+
+
+@caution("model", apart="label")
+def odd_part(
+    label: str,
+    inside: Sequence[int],
+    total: Sequence[int],
+    higher: Sequence[str],
+    lower: Sequence[str],
+    kind: Sequence[str],
+    names: Sequence[str],
+) -> str:
+    """A part of a class looks as if another camera took it.
+
+    ``inside`` and ``total`` are numbers of images of the class and of others, in the part and in all. ``higher`` and
+    ``lower`` are cues, ``kind`` a fact of the files and its value, if they were found by that. ``names`` are examples.
+    """
+    seen = [CAMERA_WORDS[name][0] for name in higher if name in CAMERA_WORDS]
+    seen += [CAMERA_WORDS[name][1] for name in lower if name in CAMERA_WORDS]
+    if kind:
+        number = f"{sum(inside):,} images have the same {kind[0]} ({kind[1] or 'none'})"
+    else:
+        number = f"{sum(inside):,} images look as if another camera took them"
+        number += f" ({', '.join(seen)})" if seen else ""
+    shares = [f"{some / whole:.0%}" for some, whole in zip(inside, total, strict=True)]
+    return (
+        f"{number}: {inside[0]:,} of {total[0]:,} images of {label} ({shares[0]}) and {inside[1]:,} of {total[1]:,} "
+        f"others ({shares[1]}). The model may know the camera or the place instead of the object. Look at them: "
+        f"{', '.join(names)}. If a column of a table names the camera, use --source."
+    )
+
+
 @caution("run")
 def worse_source(source: str, auroc: float, by_folds: float) -> None:
     """On images of the source {source}, a model that was trained without it has an AUROC of {auroc:.3f} instead of

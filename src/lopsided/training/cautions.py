@@ -16,6 +16,7 @@ from lopsided.data.sources.names import name_cautions
 from lopsided.data.splits import Leaks
 from lopsided.data.vectors import Vectors
 from lopsided.evaluation.cues import telling_cues
+from lopsided.evaluation.parts import odd_parts
 from lopsided.facts import Fact, cautions
 from lopsided.recipe import Recipe
 
@@ -27,6 +28,8 @@ STEEP = 0.5
 """The loss falls steeply if it falls at least at this share of its mean rate over the stage."""
 _LEAST_CUES = 20
 """With fewer images, cues are not compared."""
+_EXAMPLES = 5
+"""Images of a part that are named."""
 _LEAST_FALL, _LEAST_LATE = 0.05, 0.01
 """The loss must fall by these shares of its first value, in the stage and at its end, to be more than noise."""
 
@@ -56,6 +59,8 @@ def source_cautions(source: Source, recipe: Recipe, shape: Sequence[int]) -> Ite
 def cue_cautions(source: Source, train: npt.NDArray[np.int64], recipe: Recipe) -> Iterator[Fact]:
     """Yield a caution for each class that something simple, such as brightness, separates from the others.
 
+    Another caution is for a class of which another camera seems to have taken a part.
+
     Only training images are looked at. A fold leaves this to the model of all images, and the images of a scenario are
     drawn from one collection.
     """
@@ -64,10 +69,16 @@ def cue_cautions(source: Source, train: npt.NDArray[np.int64], recipe: Recipe) -
         return
     rows = train[cue_rows(source.labels[train], recipe.seed)]
     groups = None if source.groups is None else source.groups[rows]
-    found = telling_cues(measure_cues(source.images, rows), source.labels[rows], len(source.classes), groups)
+    cues, labels, num_classes = measure_cues(source.images, rows), source.labels[rows], len(source.classes)
+    found = telling_cues(cues.plain, labels, num_classes, groups)
     for label in dict.fromkeys(cue.label for cue in found):
         named = {cue.name: round(cue.auroc.value, 3) for cue in found if cue.label == label}
         yield cautions.cheap_cues(source.classes[label], named)
+    for part in odd_parts(cues.camera, cues.files, labels, num_classes, groups, recipe.seed):
+        names = [source.names[row] for row in rows[part.rows[:_EXAMPLES]]]
+        yield cautions.odd_part(
+            source.classes[part.label], part.inside, part.total, part.higher, part.lower, part.kind or (), names
+        )
 
 
 def falling_cautions(recipe: Recipe, history: Sequence[Mapping[str, Any]]) -> Iterator[Fact]:
