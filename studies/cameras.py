@@ -29,7 +29,6 @@ from lopsided.data.cues import cue_rows, measure_cues
 from lopsided.data.images import FileImages
 from lopsided.evaluation.parts import odd_parts
 from lopsided.recipe import named_recipe
-from lopsided.runs.metrics import read_metrics
 from lopsided.runs.run import run_recipe
 
 RECORD = shared.RECORDS / "cameras.json"
@@ -38,8 +37,8 @@ SHUFFLED, CAMERA, LEAST = 500, "vidir_molemax", 20
 Rows = list[dict[str, str]]
 
 
-def measured(ham: Path, rows: Rows) -> tuple[Any, np.ndarray, np.ndarray]:
-    """Return cues, labels and groups of images; the label 1 is the rarer class."""
+def measured(ham: Path, rows: Rows) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
+    """Return cues, labels, groups and rows of images; the label 1 is the rarer class."""
     images = FileImages([ham / row["path"] for row in rows])
     rare = Counter(row["label"] for row in rows).most_common()[-1][0]
     labels = np.array([int(row["label"] == rare) for row in rows])
@@ -82,14 +81,13 @@ def left_out(ham: Path, rows: Rows) -> list[dict[str, Any]]:
         with table.open("w", newline="", encoding="utf-8") as file:
             lines = csv.writer(file)
             lines.writerow(["path", "label", "group", "source"])
-            lines.writerows([ham / row["path"], row["label"], row["group"], row["source"]] for row in rows)
+            lines.writerows([row["path"], row["label"], row["group"], row["source"]] for row in rows)
+        (table.parent / "images").symlink_to(ham / "images")
         changes = {"data.folds": 5, "data.origin": "source", "data.allow_outside": True, "compare_quick": False}
         run = Path(scratch) / "run"
-        said: list[Any] = []
-        run_recipe(named_recipe("quick").override(**changes), run, data=table, log=said.append)
-        facts = [fact for fact in said if getattr(fact, "kind", "") in ("left_out_sources", "worse_source", "odd_part")]
-        cautions = [fact.to_dict() for fact in read_metrics(run).facts if fact.kind in ("worse_source", "odd_part")]
-        return [fact.to_dict() for fact in facts] or cautions
+        facts = run_recipe(named_recipe("quick").override(**changes), run, data=table).facts()
+        wanted = ("left_out_sources", "worse_source", "cheap_cues", "odd_part")
+        return [fact.to_dict() for fact in facts if fact.kind in wanted]
 
 
 def measure(ham: Path) -> dict[str, Any]:

@@ -81,6 +81,7 @@ def fit(
             ``regression__strength=0.01``. Two underscores stand for a dot.
     """
     from lopsided.recipe import find_recipe
+    from lopsided.reports.report import keep_shown_pictures
     from lopsided.runs.fitting import train_recipe
 
     recipe = None if recipe is None or recipe == "default" else os.fspath(recipe)
@@ -105,6 +106,7 @@ def fit(
         out = newest_run(finished=False)
     with changes.named(), folder_of(None if out is None else Path(out)) as folder:
         run, _ = train_recipe(source, folder, recipe, changes.values, resume=resume, quiet=quiet)
+    keep_shown_pictures(run.folder, allow_outside=run.recipe.data.allow_outside)
     return Run(run.folder, run.recipe, run.metrics, device or "auto")
 
 
@@ -225,7 +227,7 @@ class Run(folders.Run):
     def find(
         self,
         pool: PathLike | Sequence[PathLike],
-        label: str,
+        label: str | None = None,
         *,
         out: PathLike | None = None,
         top: int = 500,

@@ -13,8 +13,12 @@ import pytest
 from PIL import Image, ImageDraw
 
 from lopsided import cli
+from lopsided.errors import LopsidedError
 from lopsided.evaluation.typicality import MOST_KNOWN
 from lopsided.inference.familiar import BANK_NAME, load_bank
+from lopsided.reports.run_page import shown_images
+from lopsided.runs.folder import Run
+from lopsided.runs.maps import MAPS, make_maps, read_maps
 from lopsided.runs.reopen import open_model
 from tiny import SIZE
 from tiny_command import Call
@@ -193,3 +197,39 @@ def test_predict_writes_a_map_of_each_image(call: Call, frozen: Path, model: Pat
     ended = call("predict", model, odd, "--maps", tmp_path / "others")
     assert ended.code == 2
     assert "have no positions in the image" in ended.err
+
+
+def test_a_report_has_maps_of_mistakes_by_default(call: Call, frozen: Path, model: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(frozen, tmp_path / "run")
+    table = run / "predictions.csv"
+    lines = table.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines[1:4] = [line.replace(",cat,cat,", ",dog,cat,").replace(",dog,dog,", ",cat,dog,") for line in lines[1:4]]
+    table.write_text("".join(lines), encoding="utf-8")
+    wanted = {name for name, _ in shown_images(run)}
+    assert wanted
+    assert call("report", run, "--no-maps").code == 0
+    assert not (run / MAPS).exists()
+    assert call("report", run).code == 0
+    found = read_maps(run)
+    assert found is not None
+    assert set(found.names) == wanted
+    assert 'class="heat"' in (run / "report.html").read_text(encoding="utf-8")
+    other = shutil.copytree(model, tmp_path / "other")  # Its encoder has no positions: no maps, and no error.
+    assert call("report", other).code == 0
+    assert not (other / MAPS).exists()
+    assert call("report", other, "--maps").code == 2
+
+
+def test_maps_do_not_read_what_a_recipe_allows_itself(frozen: Path, photos: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(frozen, tmp_path / "run")
+    name, label = next(photos.rglob("*.*")).relative_to(photos).as_posix(), "dog"
+    (tmp_path / "given").mkdir()
+    table = tmp_path / "given" / "table.csv"
+    outside = f"../{photos.name}"
+    (tmp_path / photos.name).symlink_to(photos)
+    table.write_text(f"path,label\n{outside}/{name},cat\n{outside}/{name},dog\n")
+    recipe = Run.open(run).recipe.override(**{"data.source": str(table), "data.allow_outside": True})
+    (run / "recipe.toml").write_text(recipe.to_toml(), encoding="utf-8")
+    with pytest.raises(LopsidedError, match="--allow-outside"):
+        make_maps(run, [(f"{outside}/{name}", label)])
+    assert not (run / MAPS).exists()

@@ -182,3 +182,12 @@ def test_fit_takes_the_marks_as_further_training_images(call: Call, photos: Path
     assert ended.code == 2
     assert ended.err.count("\n") == 1
     assert "One further label contradicts what is known of the same image" in ended.err
+
+
+def test_without_a_class_the_rarest_one_is_looked_for_and_focus_names_another(
+    call: Call, frozen: Path, pool: Path, tmp_path: Path
+) -> None:
+    for words, wanted in ((), "dog"), (("--focus", "cat"), "cat"):
+        ended = call("find", frozen, pool, *words, "--out", tmp_path / f"{wanted}.csv", "--no-page", "--json")
+        assert ended.code == 0, ended.err
+        assert json.loads(ended.out)["class"] == wanted

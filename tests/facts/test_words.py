@@ -420,9 +420,10 @@ WORDS = [
                 {"source": "b", "counts": [9, 0], "auroc": None, "uwa": None},
             ],
             0.957,
+            0.9,
         ),
-        "Trained without a source (camera) and tested on it: a AUROC 0.912 (20 mel, 3 df); b no AUROC, because a class "
-        "is missing (9 mel, 0 df). By folds: 0.957.",
+        "Trained without a source (camera) and tested on it: a AUROC 0.912, balanced accuracy 0.800 (20 mel, 3 df); "
+        "b no AUROC, because a class is missing (9 mel, 0 df). By folds: AUROC 0.957, balanced accuracy 0.900.",
     ),
     (
         cautions.worse_source("a", 0.771, 0.957),

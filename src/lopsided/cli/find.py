@@ -32,8 +32,17 @@ def find(
             show_default=False,
         ),
     ],
-    wanted: Annotated[str, typer.Option("--class", help="The class to look for.", show_default=False)],
     out: Annotated[Path, typer.Option(help="CSV file to write. The page is written next to it.", show_default=False)],
+    wanted: Annotated[
+        str | None,
+        typer.Option(
+            "--class",
+            "--focus",
+            help="The class to look for. Default: the class that the rule of the model names, or the rarest one.",
+            metavar="CLASS",
+            show_default=False,
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of images to list.")] = 500,
     by: Annotated[
         str,
@@ -83,6 +92,7 @@ def find(
 
     \b
     Examples:
+      lopsided find archive --out found.csv
       lopsided find archive --class melanoma --out found.csv
       lopsided find run archive --class DF --out found.csv --top 200 --by both
       lopsided find run archive --class DF --out found.csv --by neighbours --like examples
@@ -98,7 +108,7 @@ def find(
 
     run, pool = run_and_words(words, quiet=quiet)
     if not pool:
-        raise InputError(f"Images are missing. Write lopsided find {shlex.quote(str(run))} POOL --class NAME.")
+        raise InputError(f"Images are missing. Write lopsided find {shlex.quote(str(run))} POOL --out found.csv.")
     _check_targets(out, [*pool, *(like or ())], page=page)
     elsewhere = cluster_mapper(engine, run)
 

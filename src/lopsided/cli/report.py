@@ -33,9 +33,13 @@ def report(
         ),
     ] = "pca",
     maps: Annotated[
-        bool,
-        typer.Option("--maps", help="For a run: also show where the model looked, for mistakes and doubtful labels."),
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--maps/--no-maps",
+            help="For a run: show where the model looked, for mistakes and doubtful labels. Default: where it can.",
+            show_default=False,
+        ),
+    ] = None,
     focus: Annotated[
         str | None,
         typer.Option(
@@ -69,7 +73,7 @@ def report(
       lopsided report run
       lopsided report run --focus melanoma
       lopsided report run --map tsne --out for-a-friend.html --open
-      lopsided report run --maps
+      lopsided report run --no-maps
       lopsided report sweep --runs
     """
     from lopsided.paper.page import is_of_paper, sweep_page
@@ -85,8 +89,8 @@ def report(
     if runs:
         with counter("writing pages", quiet=quiet) as progress:
             pages = write_run_reports(folder, kind=map_kind, allow_outside=allow_outside, progress=progress)
-    if maps:
-        _make_maps(folder, quiet=quiet)
+    if maps is not False:
+        _make_maps(folder, allow_outside=allow_outside, asked=maps is True, quiet=quiet)
     page = sweep_page if of_paper else None
     with counter("making the page", quiet=quiet) as progress:
         written = write_report(
@@ -113,14 +117,28 @@ def report(
         raise typer.Exit(1)
 
 
-def _make_maps(folder: Path, *, quiet: bool) -> None:
-    """Write maps of the images that the page of a run shows into its folder."""
+def _make_maps(folder: Path, *, allow_outside: bool, asked: bool, quiet: bool) -> None:
+    """Write maps and pictures of the mistakes on the page of a run into its folder; what cannot be made only if asked.
+
+    A finished run that cannot be read is left to the page, which says why.
+    """
+    from lopsided.errors import LopsidedError
     from lopsided.progress import counter
+    from lopsided.reports.report import keep_shown_pictures
     from lopsided.reports.run_page import shown_images
+    from lopsided.runs.folder import METRICS
     from lopsided.runs.maps import make_maps
 
-    wanted = shown_images(folder)
-    with counter("looking where the model looked", quiet=quiet) as progress:
-        number = make_maps(folder, wanted, progress) if wanted else 0
-    if not quiet and number < len(wanted):
+    if not (folder / METRICS).is_file() and not asked:
+        return
+    try:
+        wanted = shown_images(folder)
+        keep_shown_pictures(folder, allow_outside=allow_outside)
+        with counter("looking where the model looked", quiet=quiet) as progress:
+            number = make_maps(folder, wanted, progress, allow_outside=allow_outside) if wanted else 0
+    except LopsidedError:
+        if asked:
+            raise
+        return
+    if asked and not quiet and number < len(wanted):
         say(f"{len(wanted) - number:,} of {len(wanted):,} images are gone, so that they have no map.")

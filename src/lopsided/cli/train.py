@@ -132,6 +132,9 @@ def fit(
                         engine=worker,
                     )
         if first:
+            from lopsided.reports.report import keep_shown_pictures
+
+            keep_shown_pictures(run.folder, allow_outside=run.recipe.data.allow_outside)
             if already and not quiet and not auto:
                 say(f"The run in {folder} is already finished.")
             if as_json:

@@ -4,9 +4,11 @@ A cue that separates a whole class is found by its AUROC (``cues``). A camera th
 fiftieth of the others moves no AUROC much. So the images of a class are ranked by what depends on the camera, its light
 and its processing, by a quadratic form that was fitted to other groups, and the ranking is scanned from its top: is
 there a part that holds a ``LEAST_SHARE`` of the class, at most half of it, and, relative to their numbers, ``LIFT``
-times as few other images? (If it is more than half, the AUROC of a cue is high.) Of such parts, the one with the
-highest likelihood ratio is taken (Kulldorff's scan statistic). Facts of files, such as their size in pixels, are
-scanned by their values.
+times as few other images? Of such parts, the one with the highest likelihood ratio is taken (Kulldorff's scan
+statistic). Facts of files, such as their size in pixels, are scanned by their values.
+
+Objects of a class may also have other backgrounds, or reach into them. This moves the class as a whole, so the ranking
+separates the rest of the class as well. It is no camera if the AUROC of the rest is above ``ALIKE``.
 
 The statistic is compared with that of shuffled labels, in whole groups. So the share of data sets without any such
 part in which one is reported is at most ``ALARMS``, for all classes together.
@@ -26,6 +28,8 @@ LIFT, LEAST_SHARE, LEAST = 5.0, 0.1, 10
 """A part holds at least this share of a class, ``LEAST`` images of it, and ``LIFT`` times as few of the others."""
 ALARMS = 0.01
 """The share of false alarms."""
+ALIKE = 0.6
+"""Without the part, the AUROC of the ranking is at most this: the rest of the class looks like the others."""
 NAMED = 0.7
 """A cue is named if its AUROC, between the part and all other images, is above this."""
 _SHUFFLES, _BLOCK, _ENOUGH = 999, 111, 10
@@ -78,8 +82,9 @@ def odd_parts(
             if statistic <= 0:
                 continue
             p_value = _p_value(way, own, statistic, units, level, generator)
-            if p_value <= level:
-                parts.append(way.part(label, own, p_value))
+            part = way.part(label, own, p_value) if p_value <= level else None
+            if part is not None:
+                parts.append(part)
                 break
     return parts
 
@@ -93,14 +98,16 @@ class _Ranking:
 
     def statistics(self, own: Flags) -> Floats:
         """Return the statistic of the best part for each column of labels (n, p); 0 without any."""
-        return self._scan(own)[0].max(axis=0)
+        return np.asarray(self._scan(own)[0].max(axis=0), dtype=np.float64)
 
-    def part(self, label: int, own: Flags, p_value: float) -> Part:
-        """Return the best part."""
+    def part(self, label: int, own: Flags, p_value: float) -> Part | None:
+        """Return the best part, or None if the whole class differs."""
         ratios, order = self._scan(own[:, None])
         rows = order[: int(ratios[:, 0].argmax()) + 1, 0]
         inside = np.zeros(len(own), dtype=np.bool_)
         inside[rows] = True
+        if _area(self._scores(own[:, None].astype(np.float64))[~inside, 0], own[~inside]) > ALIKE:
+            return None
         areas = {name: _area(values, inside) for name, values in self.cues.items()}
         strongest = sorted(areas, key=lambda name: -abs(areas[name] - 0.5))
         return Part(
@@ -112,7 +119,7 @@ class _Ranking:
     def _scan(self, own: Flags) -> tuple[Floats, Codes]:
         order = np.argsort(-self._scores(own.astype(np.float64)), axis=0, kind="stable")
         half = len(own) // 2
-        number = np.cumsum(np.take_along_axis(own, order, axis=0), axis=0)[:half]
+        number = np.cumsum(np.take_along_axis(own, order, axis=0), axis=0, dtype=np.int64)[:half]
         ratios = _ratios(number, np.arange(1, half + 1)[:, None], own.sum(axis=0), len(own))
         return np.where(2 * number <= own.sum(axis=0), ratios, 0.0), order
 
@@ -141,7 +148,7 @@ class _Kinds:
 
     def statistics(self, own: Flags) -> Floats:
         """Return the statistic of the best value for each column of labels (n, p); 0 without any."""
-        return self._scan(own).max(axis=0, initial=0.0)
+        return np.asarray(self._scan(own).max(axis=0, initial=0.0), dtype=np.float64)
 
     def part(self, label: int, own: Flags, p_value: float) -> Part:
         """Return the images of the best value."""

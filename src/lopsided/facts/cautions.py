@@ -295,8 +295,8 @@ def odd_part(
 
 
 @caution("run")
-def worse_source(source: str, auroc: float, by_folds: float) -> None:
-    """On images of the source {source}, a model that was trained without it has an AUROC of {auroc:.3f} instead of
+def worse_source(source: str, auroc: float, by_folds: float, metric: str = "an AUROC") -> None:
+    """On images of the source {source}, a model that was trained without it has {metric} of {auroc:.3f} instead of
     {by_folds:.3f} by folds: the metrics hold for images of the known sources, not for those of a new one.
     """
 

@@ -543,14 +543,22 @@ def typicality(images: int, guessed: bool) -> str:
 
 
 @note("run")
-def left_out_sources(column: str, classes: Sequence[str], sources: Sequence[Mapping[str, Any]], by_folds: float) -> str:
+def left_out_sources(
+    column: str,
+    classes: Sequence[str],
+    sources: Sequence[Mapping[str, Any]],
+    by_folds: float,
+    uwa_by_folds: float | None = None,
+) -> str:
     """Models were trained without a source and tested on it. ``sources`` hold source, counts, auroc and uwa."""
-    told = []
+    told, folds = [], f"By folds: AUROC {by_folds:.3f}"
+    folds += "" if uwa_by_folds is None else f", balanced accuracy {uwa_by_folds:.3f}"
     for row in sources:
         images = ", ".join(f"{number:,} {name}" for name, number in zip(classes, row["counts"], strict=True))
         found = "no AUROC, because a class is missing" if row["auroc"] is None else f"AUROC {row['auroc']:.3f}"
+        found += "" if row["uwa"] is None else f", balanced accuracy {row['uwa']:.3f}"
         told.append(f"{row['source']} {found} ({images})")
-    return f"Trained without a source ({column}) and tested on it: {'; '.join(told)}. By folds: {by_folds:.3f}."
+    return f"Trained without a source ({column}) and tested on it: {'; '.join(told)}. {folds}."
 
 
 @note("model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,8 @@ from lopsided import files
 from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.reports.arms_page import arms_page
 from lopsided.reports.feature_map import check_kind
-from lopsided.reports.run_page import run_page
+from lopsided.reports.kept_pictures import keep_pictures
+from lopsided.reports.run_page import run_page, shown_images
 from lopsided.reports.sweep_data import PAGE
 from lopsided.runs.cell import CELLS
 from lopsided.runs.folder import METRICS, RECIPE
@@ -76,6 +78,12 @@ def write_report(
     content = page.encode()
     files.atomic_write(target, content)
     return Report(target, about, len(content), tuple(filter(None, notes)))
+
+
+def keep_shown_pictures(folder: Path, *, allow_outside: bool) -> None:
+    """Let a finished run keep pictures of the images that its page shows, if it has none and they can be read."""
+    with suppress(LopsidedError):
+        keep_pictures(folder, [name for name, _ in shown_images(folder)], allow_outside=allow_outside)
 
 
 def write_run_reports(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from lopsided.data.images import Progress
 from lopsided.errors import InputError, sentence
@@ -18,6 +19,7 @@ from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.doubt_section import doubt_section
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
 from lopsided.reports.heat import add_heat
+from lopsided.reports.kept_pictures import kept_pictures
 from lopsided.reports.labels_section import SHOWN_LABELS, labels_section
 from lopsided.reports.page import LIMIT, embedded_json, packed, render
 from lopsided.reports.run_data import Judged, Stage, open_finished, read_judged, read_stages
@@ -91,10 +93,10 @@ def run_page(
     }
     if facts.figures is None or split is None:
         return render("run.html.j2", data={"kind": "run"}, **context)
-    most, room = MOST_IMAGES, PICTURE_LIMIT
+    most, room, kept = MOST_IMAGES, PICTURE_LIMIT, kept_pictures(folder)
     while True:
         val, figures = judged.get("val"), facts.figures
-        pictures, data, seen = _judgement(facts, figures, judged[split], val, kind, most, room, progress)
+        pictures, data, seen = _judgement(facts, figures, judged[split], val, kind, most, room, progress, kept)
         if metrics.folds is not None:
             seen["labels"] = labels_section(folder, pictures, facts)
         add_heat(folder, data, [*seen["worst"], *((seen.get("labels") or {}).get("tiles") or [])])
@@ -145,10 +147,11 @@ def _judgement(
     most: int,
     room: int,
     progress: Progress | None,
+    kept: Mapping[str, Image.Image],
 ) -> tuple[Thumbnails, dict[str, Any], dict[str, Any]]:
     """Return the pictures, the script data and the template context of the sections with evaluated images.
 
-    ``most`` limits the listed images. ``room`` limits the bytes of data and pictures.
+    ``most`` limits the listed images. ``room`` limits the bytes of data and pictures. ``kept`` are pictures of the run.
     """
     ordered = in_order(judged, facts.recipe.seed, most)
     first = ordered.first()
@@ -171,7 +174,7 @@ def _judgement(
         "threshold": threshold,
         "map": _map_data(maps, colours, len(facts.classes)) if maps else None,
     }
-    thumbnails = make_thumbnails(facts.recipe, first.names, room - len(embedded_json(data)), progress)
+    thumbnails = make_thumbnails(facts.recipe, first.names, room - len(embedded_json(data)), progress, kept)
     if thumbnails.sheets:
         data["pictures"] = {"missing": thumbnails.missing, "columns": COLUMNS, "rows": ROWS}
     shown, cells = run_figures.confusion_cells(figures.confusion)

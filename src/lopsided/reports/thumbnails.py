@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 
 from PIL import Image
 
@@ -76,34 +77,45 @@ class Thumbnails:
         return self.classes(self.places[name]) if name in self.places else ""
 
 
-def make_thumbnails(recipe: Recipe, names: Sequence[str], budget: int, progress: Progress | None = None) -> Thumbnails:
+def make_thumbnails(
+    recipe: Recipe,
+    names: Sequence[str],
+    budget: int,
+    progress: Progress | None = None,
+    kept: Mapping[str, Image.Image] = MappingProxyType({}),
+) -> Thumbnails:
     """Make the pictures of the images of a run from its source. If the source is missing, a note gives the reason.
 
-    ``budget`` is the maximum number of bytes for the page. The pictures are as large as the budget allows.
+    ``budget`` is the maximum number of bytes for the page. The pictures are as large as the budget allows. ``kept`` are
+    pictures of images that the source may lack.
     """
     made = partial(Thumbnails, places={name: i for i, name in enumerate(names)})
     without = partial(made, 0, ())
+    source, reason = None, ""
     try:
         source = Source.open(recipe.data, download=False)
     except LopsidedError as error:
-        return without(tuple(range(len(names))), f"There are no pictures: {error}")
-    if isinstance(source.images, Vectors):
+        if not any(name in kept for name in names):
+            return without(tuple(range(len(names))), f"There are no pictures: {error}")
+        reason = f" {error}"
+    if source is not None and isinstance(source.images, Vectors):
         return without(tuple(range(len(names))), "There are no pictures: the data are vectors.")
     if budget <= 0:
         return without(tuple(range(len(names))), _NO_ROOM)
-    places = {name: i for i, name in reversed(list(enumerate(source.names)))}
-    rows = [places.get(name) for name in names]
+    places = {} if source is None else {name: i for i, name in reversed(list(enumerate(source.names)))}
     side = next((side for most, side in _ENOUGH if len(names) <= most), 48)
     workers = os.cpu_count() or 1
     pictures: list[Image.Image | None] = []
-    for picture in ordered_map(lambda row: _picture(source, row, side), rows, workers):
-        pictures.append(picture)
+    for name, picture in zip(
+        names, ordered_map(lambda name: picture_of(source, places.get(name), side), names, workers), strict=True
+    ):
+        pictures.append(kept.get(name) if picture is None else picture)
         if progress is not None:
-            progress(len(pictures), len(rows))
+            progress(len(pictures), len(names))
     missing = tuple(i for i, picture in enumerate(pictures) if picture is None)
     if len(missing) == len(names):
         return without(missing, "There are no pictures: none of the images could be found or read.")
-    note = f"{len(missing):,} of {len(names):,} pictures could not be found or read." if missing else ""
+    note = f"{len(missing):,} of {len(names):,} pictures could not be found or read.{reason}" if missing else ""
     side = max(picture.width for picture in pictures if picture is not None)
     for rung, quality in _ladder(side):
         sample = pictures[::_SAMPLED] if len(pictures) > _SAMPLED * COLUMNS * ROWS else []
@@ -121,9 +133,9 @@ def _ladder(side: int) -> list[tuple[int, int]]:
     return list(dict.fromkeys([*first, (side, BEST), *(rung for rung in _LADDER if rung[0] <= side)]))
 
 
-def _picture(source: Source, row: int | None, side: int) -> Image.Image | None:
+def picture_of(source: Source | None, row: int | None, side: int) -> Image.Image | None:
     """Return an image on a transparent square of at most ``side`` pixels, or None if it cannot be read."""
-    if row is None:
+    if source is None or row is None:
         return None
     try:
         image = _read(source, row, side)

@@ -51,7 +51,7 @@ class Found:
 def find_in_pool(
     run: Path,
     pool: Sequence[str | os.PathLike[str]],
-    label: str,
+    label: str | None,
     out: Path,
     *,
     by: By = "probability",
@@ -70,7 +70,7 @@ def find_in_pool(
     """Search a pool of files, folders and tables. The table ``out`` is not written yet, only its journal.
 
     Images of the run's own data are left out: they are labelled already. ``like`` are known images of the class,
-    which are left out as well.
+    which are left out as well. Without a ``label``, ``choose_class`` says which class is looked for.
     """
     question = Question(0, by, top, diverse)  # Checks the options before the pool is listed.
     if like and by == "probability":
@@ -154,8 +154,14 @@ def is_cached(total: int, views: int, width: int) -> bool:
     return total * views * width * np.dtype(np.float32).itemsize <= CACHE_SHARE * cache_limit()
 
 
-def choose_class(card: ModelCard, name: str) -> str:
-    """Return the class of a model with this name. Upper and lower case may differ if the name is clear."""
+def choose_class(card: ModelCard, name: str | None) -> str:
+    """Return the class of a model with this name. Upper and lower case may differ if the name is clear.
+
+    Without a name it is the class that the page of the run follows: that of the model's rule, or the rarest one.
+    """
+    if name is None:
+        target = card.decision.target
+        return card.classes[card.prior.index(min(card.prior)) if target is None else target]
     if name in card.classes:
         return name
     same = [each for each in card.classes if each.lower() == name.lower()]

@@ -22,7 +22,7 @@ from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits
 from lopsided.errors import RunError
 from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence, prior_of
-from lopsided.evaluation.decision import Decision
+from lopsided.evaluation.decision import Decision, resolve
 from lopsided.evaluation.folds import figures_by_rule, mean_evaluation, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import evaluate
 from lopsided.evaluation.typicality import Bank
@@ -247,9 +247,10 @@ class FoldResults:
         strength = next((fact.values["strength"] for fact in whole if "strength" in fact.values), None)
         importance = None if model.layout is None else model.layout.importance()
         found = evaluate(
-            self.source.labels, p, p.argmax(axis=1), classes=self.classes, bootstrap=100, folds=scored.folds
-        )
-        by_folds = found.figures["auroc"].value
+            self.source.labels, p, resolve("balanced", self.classes, self.prior).decide(p), classes=self.classes,
+            bootstrap=100, folds=scored.folds,
+        )  # fmt: skip
+        by_folds = {metric: found.figures[metric].value for metric in ("auroc", "uwa")}
         return leave_out_sources(self.recipe, self.source, scored.features, self.prior, importance, strength, by_folds)
 
     def _familiar(self, model: Model, card: ModelCard) -> Bank | None:

@@ -30,19 +30,26 @@ class RunMaps:
     sizes: npt.NDArray[np.int32]
 
 
-def make_maps(folder: Path, wanted: Sequence[tuple[str, str]], progress: Progress | None = None) -> int:
+def make_maps(
+    folder: Path, wanted: Sequence[tuple[str, str]], progress: Progress | None = None, *, allow_outside: bool = False
+) -> int:
     """Compute the maps of images for a class each, and write them into the run folder. Return their number.
 
-    ``wanted`` are names of images and of classes. Images that are gone are left out.
+    ``wanted`` are names of images and of classes. Images that are gone are left out. Files outside the folder of a
+    table are read only with ``allow_outside``: the recipe may be a stranger's. Maps that exist are not made again.
     """
     from safetensors.numpy import save
 
     from lopsided.inference.maps import Maps
     from lopsided.runs.reopen import open_model
 
+    present = read_maps(folder)
+    if present is not None and {name for name, _ in wanted} <= set(present.names):
+        return len(wanted)
+    recipe = Run.open(folder).recipe.override(**{"data.allow_outside": allow_outside})
+    source = Source.open(recipe.data, download=False)
     model, card = open_model(folder)
     maps = Maps(model, card)
-    source = Source.open(Run.open(folder).recipe.data, download=False)
     images = source.images
     if not isinstance(images, FileImages):
         raise InputError(f"The images of {source.name} are not files, so there are no maps of them.")

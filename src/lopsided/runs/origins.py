@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from lopsided.recipe import Recipe
 
 WORSE = 0.05
-"""If the AUROC of a source is lower by this than that of folds, the model depends on the source."""
+"""If AUROC or balanced accuracy of a source are lower by this than those of folds, and the upper end of the interval is
+lower too, the model depends on the source."""
 
 
 def check_origin(recipe: Recipe) -> None:
@@ -53,13 +55,16 @@ def leave_out_sources(
     prior: tuple[float, ...],
     importance: npt.NDArray[np.float64] | None,
     strength: float | None,
-    by_folds: float,
+    by_folds: Mapping[str, float],
 ) -> list[Fact]:
-    """Train without each source and test on it. Return what there is to say; ``by_folds`` is the AUROC of folds."""
+    """Train without each source and test on it. Return what there is to say.
+
+    ``by_folds`` are AUROC (auroc) and balanced accuracy (uwa) of folds.
+    """
     from lopsided.training.regression import fit_regression
 
     origins, num_classes = read_origins(recipe, source), len(source.classes)
-    rows = []
+    rows, worse = [], []
     for name in np.unique(origins):
         here, others = origins == name, np.flatnonzero(origins != name)
         counts = np.bincount(source.labels[here], minlength=num_classes)
@@ -86,8 +91,12 @@ def leave_out_sources(
                 "uwa": round(figures["uwa"].value, 4),
             }
         )
-    facts = [notes.left_out_sources(recipe.data.origin or "", list(source.classes), rows, round(by_folds, 4))]
-    worst = min((row for row in rows if row["auroc"] is not None), key=lambda row: row["auroc"], default=None)
-    if worst is not None and worst["auroc"] < by_folds - WORSE:
-        facts.append(cautions.worse_source(worst["source"], worst["auroc"], round(by_folds, 4)))
-    return facts
+        for metric, words in (("auroc", "an AUROC"), ("uwa", "a balanced accuracy")):
+            figure, usual = figures[metric], by_folds[metric]
+            if figure.value < usual - WORSE and figure.high < usual:
+                said = cautions.worse_source(str(name), round(figure.value, 4), round(usual, 4), words)
+                worse.append((figure.value - usual, said))
+    told = {metric: round(value, 4) for metric, value in by_folds.items()}
+    column, classes = recipe.data.origin or "", list(source.classes)
+    facts = [notes.left_out_sources(column, classes, rows, told["auroc"], told["uwa"])]
+    return facts + [fact for _, fact in sorted(worse, key=lambda pair: pair[0])[:1]]

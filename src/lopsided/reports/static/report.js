@@ -81,6 +81,7 @@
     made.append(...words(i));
     made.title = data.names[i];
     made.dataset.image = i;
+    if (seen && data.heat && data.heat[i]) made.tabIndex = 0; // A tap or the Tab key shows the map as the pointer does.
     return made;
   }
 
