@@ -20,6 +20,7 @@ from lopsided.reports.run_page import shown_images
 from lopsided.runs.folder import Run
 from lopsided.runs.maps import MAPS, make_maps, read_maps
 from lopsided.runs.reopen import open_model
+from made_runs import make_run
 from tiny import SIZE
 from tiny_command import Call
 
@@ -199,7 +200,7 @@ def test_predict_writes_a_map_of_each_image(call: Call, frozen: Path, model: Pat
     assert "have no positions in the image" in ended.err
 
 
-def test_a_report_has_maps_of_mistakes_by_default(call: Call, frozen: Path, model: Path, tmp_path: Path) -> None:
+def test_a_report_has_maps_of_mistakes_by_default(call: Call, frozen: Path, tmp_path: Path) -> None:
     run = shutil.copytree(frozen, tmp_path / "run")
     table = run / "predictions.csv"
     lines = table.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -214,7 +215,7 @@ def test_a_report_has_maps_of_mistakes_by_default(call: Call, frozen: Path, mode
     assert found is not None
     assert set(found.names) == wanted
     assert 'class="heat"' in (run / "report.html").read_text(encoding="utf-8")
-    other = shutil.copytree(model, tmp_path / "other")  # Its encoder has no positions: no maps, and no error.
+    other = make_run(tmp_path / "other", test=(10, 10), signal=0.5)  # Without its model: no maps, and no error.
     assert call("report", other).code == 0
     assert not (other / MAPS).exists()
     assert call("report", other, "--maps").code == 2

@@ -56,3 +56,9 @@ def test_a_map_turns_with_the_image(scaling: str) -> None:
 def test_an_encoder_without_positions_has_no_map() -> None:
     with pytest.raises(InputError, match="no positions"):
         class_maps(made("mlp"), torch.rand(1, 3, 64, 64), torch.tensor([0]))
+
+
+@pytest.mark.parametrize("scaling", ["none", "root"])
+def test_an_image_of_one_colour_has_a_map(scaling: str) -> None:
+    model = made("test_resnet+pixels", scaling)
+    assert class_maps(model, torch.full((1, 3, 64, 64), 0.5), torch.tensor([1])).isfinite().all()

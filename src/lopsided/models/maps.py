@@ -54,7 +54,8 @@ def class_maps(model: Model, images: Tensor, labels: Tensor, beside: Tensor | No
         model.train(was_training)
     total = torch.zeros(len(images), SIDE, SIDE, device=images.device)
     for (view, leaf), gradient in zip(parts, gradients, strict=True):
-        placed = _on_grid((gradient * leaf.detach()).sum(dim=1, keepdim=True))
+        finite = gradient.nan_to_num(0, 0, 0)  # A deviation of zero, or the root of a zero, has no direction.
+        placed = _on_grid((finite * leaf.detach()).sum(dim=1, keepdim=True))
         total += look(placed, _TURNED_BACK.get(view, view)).squeeze(1)
     return total
 

@@ -51,7 +51,7 @@ def keep_pictures(folder: Path, names: Sequence[str], *, allow_outside: bool) ->
             picture.save(content, "WEBP", quality=BEST, method=2)
             kept[name] = content.getvalue()
     if kept:
-        tensors = {
+        tensors: dict[str, np.ndarray] = {
             "ends": np.cumsum([len(content) for content in kept.values()]).astype(np.int64),
             "content": np.frombuffer(b"".join(kept.values()), dtype=np.uint8),
         }
