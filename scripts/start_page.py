@@ -3,7 +3,7 @@
     python scripts/start_page.py [--only pictures|texts]
 
 The output of each command goes to docs/figures/start_VERB.txt and into the page, pictures to docs/figures/report.png
-and docs/figures/start_report_mistakes.png. The pictures need chromium (or a browser of its family) and playwright.
+and docs/figures/start_report_threshold.png. The pictures need chromium (or a browser of its family) and playwright.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ FIGURES = ROOT / "docs" / "figures"
 PAGE = ROOT / "docs" / "start.md"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 COMMANDS = {
+    "demo": "demo --quiet",
     "data": "data photos",
-    "fit": "fit photos -v",
+    "fit": "fit photos",
     "report": "report",
     "predict": "predict photos-more --out answers.csv",
     "evaluate": "evaluate photos-more",
@@ -55,7 +56,7 @@ def main() -> None:
             (FIGURES / "start_answers.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
             PAGE.write_text(with_outputs(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         if browser is not None and only != "texts":
-            take_pictures(folder / "runs" / "1" / "report.html", browser)
+            take_pictures(folder / "lopsided-demo" / "run" / "report.html", browser)
 
 
 def with_outputs(page: str) -> str:
@@ -93,18 +94,17 @@ def tidied(text: str) -> str:
 
 
 def take_pictures(page: Path, browser: str) -> None:
-    """Take a picture of the top of the page, and of the images that were misclassified."""
+    """Take a picture of the top of the page with its mistakes, and of the threshold."""
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
         shown = chromium.new_page(
-            viewport={"width": 1120, "height": 900}, reduced_motion="reduce", color_scheme="light"
+            viewport={"width": 1200, "height": 1000}, reduced_motion="reduce", color_scheme="light"
         )
         shown.goto(page.resolve().as_uri())
         shown.wait_for_selector("html[data-ready=true]", state="attached")
         shown.screenshot(path=FIGURES / "report.png")
-        mistakes = shown.locator("#mistakes").first
-        mistakes.scroll_into_view_if_needed()
-        shown.screenshot(path=FIGURES / "start_report_mistakes.png")
+        shown.locator("#threshold").first.evaluate("section => section.scrollIntoView()")
+        shown.screenshot(path=FIGURES / "start_report_threshold.png")
         chromium.close()
 
 

@@ -95,13 +95,14 @@ def _find_eggs(out: Path, *, seed: int, quiet: bool, as_json: bool) -> None:
         for row in found
     ]
     tell(table(["picture", "predicted", "probability", ""], rows))
-    tell(
-        "\nTry next:\n"
-        f"  lopsided report {where} --open        look at the mistakes, move the threshold\n"
-        f"  lopsided fit {at}/eggs --decide recall:cracked=0.95\n"
-        "  lopsided fit PHOTOS                   your own, one folder per class\n"
-        "  lopsided demo --losses                the contrastive losses, from scratch"
-    )
+    next_steps = {
+        f"lopsided report {where} --open": "look at the mistakes, move the threshold",
+        f"lopsided fit {at}/eggs --decide recall:cracked=0.95": "miss fewer of them",
+        "lopsided fit PHOTOS": "your own, one folder per class",
+        "lopsided demo --losses": "the contrastive losses, from scratch",
+    }
+    widest = max(map(len, next_steps))
+    tell("\n".join(["", "Try next:", *(f"  {step.ljust(widest)}  {why}" for step, why in next_steps.items())]))
 
 
 def _compare_losses(out: Path, *, seed: int, quiet: bool, as_json: bool) -> None:
