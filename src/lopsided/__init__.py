@@ -1,4 +1,4 @@
-"""Classifiers for class-imbalanced images, and contrastive losses.
+"""Train an image classifier when one class is rare, and know how far to trust it.
 
 ``lopsided.fit`` and ``lopsided.open`` do what the command does. The losses are in ``lopsided.losses``. Importing this
 package is fast: torch is imported only when a name needs it.

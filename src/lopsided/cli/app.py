@@ -63,7 +63,7 @@ def lopsided(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Train image classifiers when one class is rare, and measure how certain the results are.
+    """Train an image classifier when one class is rare, and know how far to trust it.
 
     \b
     Examples:
