@@ -5,8 +5,8 @@
 
 ``HAM10000`` holds ``ham10000.csv`` with path, label, group (the lesion) and source, of which there are four. Melanomas
 (mel) and dermatofibromas (df) are compared; of the latter, one source took 30 of 115, and 24 of 1,113 melanomas. The
-sources only judge what was found. The cues were chosen on these two classes, so the rows of other classes and the false
-alarms are the test.
+sources only judge what was found. The cues were chosen on these two classes with the sources known, and the limit of
+``parts.ALIKE`` on all rows, so that only the false alarms are an independent test.
 
 - part: the images that ``fit`` would warn of, and how many of them each source took. Within one source there is no
   other camera to be found, so a part there is a difference of the backgrounds.

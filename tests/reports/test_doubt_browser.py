@@ -60,6 +60,12 @@ def test_a_map_appears_under_the_pointer(run: Path, show: Open) -> None:
     page.wait_for_timeout(400)  # The transition takes 0.15 s.
     assert heat.evaluate("each => getComputedStyle(each).opacity") == "1"
     assert heat.evaluate("each => each.complete && each.naturalWidth > 0")
+    page.mouse.move(0, 0)
+    page.locator("#cell-gallery .tile").nth(1).focus()
+    page.wait_for_timeout(400)
+    other = page.locator("#cell-gallery .tile .heat").nth(1)
+    assert other.evaluate("each => getComputedStyle(each).opacity") == "1", "The Tab key and a tap give the focus."
+    assert heat.evaluate("each => getComputedStyle(each).opacity") == "0"
     page.click("#all-mistakes")
     assert page.locator("#cell-gallery .tile .heat").count() == len(shown_images(run))
     assert page.locator("#doubt table").count() == 2
