@@ -147,7 +147,7 @@ def summary(path: Path) -> str:
         for arm, runs in arms.items():
             rows.append((*key, arm, len(runs), *shared.compared(runs, arms[BASE], "uwa", "auroc")))
     return shared.table(
-        "data | proportions | method | runs | UWA | against regression | AUROC | against regression", rows
+        "data | proportions | method | runs | balanced accuracy | against regression | AUROC | against regression", rows
     )
 
 
@@ -164,7 +164,7 @@ def pairs(path: Path) -> str:
             gains = ([arms[one][name] - arms[other][name] for arms in found] for name in ("uwa", "auroc"))
             cells = [shared.shown(mean_interval(each), sign=True, digits=2) for each in gains]
             rows.append((f"{one} - {other}", scenario, len(found), *cells))
-    return shared.table("difference | proportions | pairs | UWA | AUROC", rows)
+    return shared.table("difference | proportions | pairs | balanced accuracy | AUROC", rows)
 
 
 def main() -> None:

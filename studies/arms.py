@@ -91,7 +91,7 @@ def pairs_table(lines: list[dict[str, Any]]) -> str:
             if len(runs) > 1:
                 cells = [shared.minus(runs, arms["cl"], name) for name in ("balanced", "auroc")]
                 rows.append((scenario, f"{arm.upper()} - CL", len(runs), *cells))
-    return shared.table("proportions | difference | pairs | UWA | AUROC", rows)
+    return shared.table("proportions | difference | pairs | balanced accuracy | AUROC", rows)
 
 
 def isic_table(lines: list[dict[str, Any]]) -> str:

@@ -57,7 +57,7 @@ def table(lines: list[dict[str, Any]]) -> str:
         (arm, len(arms[arm]), *shared.compared(arms[arm], arms[first], "uwa", "auroc", overlap=overlap))
         for arm in sorted(arms, key=lambda arm: -means[arm])
     )
-    return shared.table(f"model | folds | UWA | minus {first} | AUROC | minus {first}", rows)
+    return shared.table(f"model | folds | balanced accuracy | minus {first} | AUROC | minus {first}", rows)
 
 
 def main() -> None:

@@ -117,7 +117,8 @@ def rules_table(lines: Sequence[dict[str, Any]]) -> str:
         runs = [line["uwa"] for line in lines if (line["scenario"], line["arm"]) == cell]
         means = (mean_interval([uwa[rule] for uwa in runs]) for rule in rules)
         rows.append((*cell, len(runs), *map(shared.shown, means)))
-    return shared.table(f"scenario | loss | runs | {' | '.join(rules)}", rows)
+    heads = [rule.replace("UWA", "balanced accuracy") for rule in rules]
+    return shared.table(f"scenario | loss | runs | {' | '.join(heads)}", rows)
 
 
 def epochs_table(lines: Sequence[dict[str, Any]]) -> str:

@@ -155,7 +155,9 @@ def table() -> str:
             means = [shared.shown(mean(lines, name)) for name in ("uwa", "auroc")]
             costs = ["" if minutes is None else f"{minutes:.1f}", "" if memory is None else f"{memory:,}"]
             rows.append((setting, arm, group, len(lines), *means, *costs))
-    return shared.table("data | method | kind | runs | UWA | AUROC | minutes of two cores | peak memory, MiB", rows)
+    return shared.table(
+        "data | method | kind | runs | balanced accuracy | AUROC | minutes of two cores | peak memory, MiB", rows
+    )
 
 
 def against() -> str:
@@ -177,7 +179,7 @@ def against() -> str:
             overlap = statistics.mean(one.overlap for one, _ in both)
             cells.append(shared.shown(mean_interval(gains, 1 - 0.05 / len(pairs), overlap=overlap), sign=True))
         rows.append((setting, recipe, other, len(both), *cells))
-    return shared.table("data | recipe | minus | pairs | UWA | AUROC", rows)
+    return shared.table("data | recipe | minus | pairs | balanced accuracy | AUROC", rows)
 
 
 NAMED = {

@@ -185,7 +185,9 @@ def summary(path: Path) -> str:
                 rows.append((setting, arm, len(runs), *cells, f"{minutes:.1f}"))
         if rows:
             tables.append(
-                shared.table("data | method | runs | UWA | minus quick | AUROC | minus quick | minutes", rows)
+                shared.table(
+                    "data | method | runs | balanced accuracy | minus quick | AUROC | minus quick | minutes", rows
+                )
             )
     return "\n\n".join(tables)
 

@@ -78,7 +78,7 @@ def table() -> str:
     for row in shared.read_json(RECORD)["rows"]:
         limits = [f"[{low:+.1f}, {high:+.1f}]" for low, high in (row["interval"], row["adjusted"])]
         rows.append((row["recipe"], row["minus"], f"{row['uwa']:+.1f}", *limits))
-    return shared.table("recipe | minus | UWA | 95 % | adjusted", rows)
+    return shared.table("recipe | minus | balanced accuracy | 95 % | adjusted", rows)
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def table(lines: list[dict[str, Any]]) -> str:
         seconds = [f"{one['seconds']:.1f}" for one in (own, peer)]
         accuracies = [f"{one['uwa']:.1f}" for one in (own, peer)]
         rows.append((*shape, *seconds, f"{peer['seconds'] / own['seconds']:.1f}", *accuracies))
-    head = "data | features of | rows | columns | classes | seconds | scikit-learn | ratio | UWA | scikit-learn"
+    head = "data | features of | rows | columns | classes | seconds | scikit-learn | ratio | balanced accuracy | scikit-learn"  # noqa: E501
     return shared.table(head, rows)
 
 

@@ -276,7 +276,7 @@ def summary(path: Path, keep: Callable[[dict[str, Any]], bool] = lambda line: Tr
             cells = shared.compared(runs, arms.get(BASE, {}), "uwa", "plain", "auroc")
             seconds = statistics.median(line["seconds"] for line in runs.values())
             rows.append((*key, arm, len(runs), *cells, f"{seconds:.1f}"))
-    head = "data | setting | method | runs | UWA | minus quick | plain | AUROC | minus quick | seconds"
+    head = "data | setting | method | runs | balanced accuracy | minus quick | plain | AUROC | minus quick | seconds"
     return shared.table(head, rows)
 
 

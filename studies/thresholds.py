@@ -55,7 +55,7 @@ def main() -> None:
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the mean loss over the distortions as a table of Markdown."""
     chosen = f"tuned {WIDTHS_OF_THE_PACKAGE[0]:g} {WIDTHS_OF_THE_PACKAGE[1]:g}"
-    shown = {"plain": "`plain`", "best threshold": "highest validation UWA", "balanced": "`balanced`",
+    shown = {"plain": "`plain`", "best threshold": "highest validation balanced accuracy", "balanced": "`balanced`",
              "balanced, calibrated": "`balanced`, calibrated", chosen: "`tuned`"}  # fmt: skip
     lines = []
     for rule, words in shown.items():

@@ -26,7 +26,7 @@ def test_every_example_of_a_fitted_rule_keeps_validation_images_which_the_defaul
     ("rule", "words"),
     [
         ("plain", "`plain`"),
-        ("best threshold", "highest validation UWA"),
+        ("best threshold", "highest validation balanced accuracy"),
         ("balanced", "`balanced`"),
         ("balanced, calibrated", "`balanced`, calibrated"),
         ("tuned 0.25 1", "`tuned`"),
@@ -76,7 +76,7 @@ def test_the_table_of_real_runs_is_that_of_the_record(monkeypatch: pytest.Monkey
         ("balanced, temperature", "`balanced`, temperature"),
         ("balanced, calibrated", "`balanced`, calibrated"),
         ("tuned", "`tuned`"),
-        ("highest test UWA", "highest test UWA"),
+        ("highest test UWA", "highest test balanced accuracy"),
     ],
 )
 def test_the_points_below_the_ceiling_are_those_of_the_record(rule: str, words: str) -> None:

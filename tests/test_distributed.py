@@ -261,4 +261,4 @@ def test_the_pages_say_how_far_ranks_lie_apart_as_the_record_does() -> None:
     assert f"| 0 | {two['largest_difference_of_a_probability']:.2f} |" in page
     assert f"of {two['test_images']} test images | 0 | {two['predictions_that_differ']} |" in page
     one, other = (f"{record['uwa'][name]:.3f}" for name in ("one process", "two ranks"))
-    assert f"| UWA ({one} for one process) | {one} | {other} |" in page
+    assert f"| balanced accuracy ({one} for one process) | {one} | {other} |" in page

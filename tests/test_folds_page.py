@@ -28,7 +28,9 @@ def test_the_coverage_with_folds_is_that_of_the_record() -> None:
         assert f"| {name} | {' | '.join(cells)} |" in page("folds.md")
 
 
-@pytest.mark.parametrize(("kind", "words"), [("without groups", "contained the true UWA in"), ("ours", "did so in")])
+@pytest.mark.parametrize(
+    ("kind", "words"), [("without groups", "contained the true balanced accuracy in"), ("ours", "did so in")]
+)
 def test_the_page_on_leakage_has_the_coverage_of_the_record(kind: str, words: str) -> None:
     settings = [name for name in COVERAGE if name.startswith("115 rare of 515, groups")]
     found = " and ".join(percent(COVERAGE[name]["uwa"], kind) for name in settings)
@@ -52,7 +54,7 @@ def test_what_folds_gain_is_that_of_the_record() -> None:
     ],
 )
 def test_the_page_on_calibration_repeats_the_means_of_the_page_on_decisions(rule: str, words: str) -> None:
-    below = page("decisions.md").partition("Points of UWA below the ceiling")[2]
+    below = page("decisions.md").partition("Points of balanced accuracy below the ceiling")[2]
     row = next(line for line in below.splitlines() if line.startswith(f"| {rule} |"))
     means = re.findall(r"\| ([\d.]+) \(", row)
     assert len(means) == 3

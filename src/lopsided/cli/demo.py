@@ -96,13 +96,12 @@ def _find_eggs(out: Path, *, seed: int, quiet: bool, as_json: bool) -> None:
     ]
     tell(table(["picture", "predicted", "probability", ""], rows))
     next_steps = {
-        f"lopsided report {where} --open": "look at the mistakes, move the threshold",
-        f"lopsided fit {at}/eggs --decide recall:cracked=0.95": "miss fewer of them",
-        "lopsided fit PHOTOS": "your own, one folder per class",
-        "lopsided demo --losses": "the contrastive losses, from scratch",
+        "the mistakes": f"lopsided report {where} --open",
+        "miss fewer": f"lopsided predict {where} {at}/new --decide recall:cracked=0.95",
+        "your images": "lopsided fit PHOTOS",
+        "the losses": "lopsided demo --losses",
     }
-    widest = max(map(len, next_steps))
-    tell("\n".join(["", "Try next:", *(f"  {step.ljust(widest)}  {why}" for step, why in next_steps.items())]))
+    tell("\n".join(["", "Try next", *(f"  {why:13} {step}" for why, step in next_steps.items())]))
 
 
 def _compare_losses(out: Path, *, seed: int, quiet: bool, as_json: bool) -> None:
