@@ -3,15 +3,17 @@
     python studies/few.py features DATA --images FOLDER --features OUT   # once per data set: minutes
     python studies/few.py run --features OUT [--repeats 10]              # adds what records/few.jsonl lacks
     python studies/few.py patchcore --features OUT [--repeats 3]         # the same for PatchCore: minutes per repeat
-    python studies/few.py summary                                        # print the tables of the record
+    python studies/few.py choose --features OUT                          # splits 100 to 105: the strengths one by one
+    python studies/few.py summary                                        # print the tables of the records
 
 DATA is ``cells``, with the folder ``elpv_dataset/data`` of the PyPI package elpv-dataset 1.0.0.post1 as FOLDER: label 0
 against label 1, both types, or ``isic`` with the folder ISIC2018 of the official layout: melanoma against
 dermatofibroma. ``cells`` gives three sets: all, mono and poly.
 
 In each repeat, two thirds of the frequent images are for training, with the first k of the shuffled rare images; all
-others are for testing. Every arm gets the same features, those of the recipe few without pixels. AUROC and the recall
-at 5 % false alarms among the test images are in per cent.
+others are for testing. Every arm gets the same features, those of the recipe few. AUROC and the recall at 5 % false
+alarms among the test images are in per cent. The strength of the regression was chosen on splits 100 to 105
+(``choose``, records/few_choice.jsonl), so not on those of the record, but on other splits of the same images.
 
     few               what the recipe few does
     distance          its distance alone, the same for every k
@@ -35,15 +37,15 @@ import numpy as np
 
 import shared
 from lopsided.training.distance import fit_distance, fit_mixed
+from lopsided.training.methods.distance import LATE
 from lopsided.training.regression import fit_regression
 from shared import Floats, Line
 
-RECORD = shared.RECORDS / "few.jsonl"
+RECORD, CHOICE = shared.RECORDS / "few.jsonl", shared.RECORDS / "few_choice.jsonl"
 RARE, ALARMS, CONTAMINATION = (0, 1, 2, 3, 5, 10, 20, 50), 0.05, 0.02
 SETS = {"cells": ("cells", ""), "mono": ("cells", "mono"), "poly": ("cells", "poly"), "isic": ("isic", "")}
-ENCODER, SIDE = "tf_efficientnet_lite0+stages:1", 224
-LATE = 2
-"""The stages that the distance reads, the last ones, as in ``lopsided.training.methods.distance``."""
+STRENGTHS, CHOSEN_ON = tuple(float(value) for value in 10.0 ** np.arange(-4.5, -1.9, 0.5)), range(100, 106)
+ENCODER, SIDE = "tf_efficientnet_lite0+stages:1+pixels", 224
 BANK, POSITIONS = 2_000, 40_000
 MAPS = ("blocks.2", "blocks.4")
 
@@ -95,7 +97,9 @@ def compute_features(data: str, folder: Path, out: Path, *, maps: bool) -> None:
                 positions.append(torch.cat([fine, means[1]], dim=1).half().numpy())
     widths = [group.width for group in layout.groups]
     importance = layout.importance()
+    names = [group.block.name for group in layout.groups]
     content = {"x": np.concatenate(rows), "rare": labels, "kind": kinds, "widths": widths, "importance": importance}
+    content["names"] = names
     np.savez(out / f"{data}.npz", **content)
     if maps:
         np.savez(out / f"{data}-maps.npz", maps=np.concatenate(positions))
@@ -110,8 +114,8 @@ class Images:
         rows = np.flatnonzero((content["kind"] == kind) | (not kind))
         self.x, self.rare = content["x"][rows], content["rare"][rows].astype(np.int64)
         self.importance = content["importance"]
-        widths = content["widths"]
-        self.read = np.repeat(np.arange(len(widths)) >= len(widths) - LATE, widths)
+        stages = np.flatnonzero(content["names"] == "stages")
+        self.read = np.repeat(np.isin(np.arange(len(content["widths"])), stages[-LATE:]), content["widths"])
         path = folder / f"{data}-maps.npz"
         self.maps = np.load(path)["maps"][rows] if path.exists() else None
 
@@ -154,13 +158,26 @@ def compute(images: Images, num_rare: int, seed: int) -> dict[str, Any]:
     return {"arms": {name: figures(s[:cut], s[cut:]) for name, s in scores.items()} | other}
 
 
-def _ours(images: Images, train: Floats, seen: Floats, tested: Floats) -> dict[str, Floats]:
-    """Return the scores of the recipe few, and of its distance alone."""
+def compute_choice(images: Images, num_rare: int, seed: int) -> dict[str, Any]:
+    """Return the AUROC of the recipe few with each strength of its regression, and of its distance alone."""
+    train, seen, normal, rare = images.split(seed, num_rare)
+    tested, cut = np.concatenate([normal, rare]), len(normal)
+    area = {}
+    for strength in STRENGTHS:
+        scores = _ours(images, train, seen, tested, strength)
+        area[f"{strength:g}"] = figures(scores["few"][:cut], scores["few"][cut:])["auroc"]
+    return {"distance": figures(scores["distance"][:cut], scores["distance"][cut:])["auroc"], "auroc": area}
+
+
+def _ours(
+    images: Images, train: Floats, seen: Floats, tested: Floats, strength: float | None = None
+) -> dict[str, Floats]:
+    """Return the scores of the recipe few, and of its distance alone. ``strength`` replaces that of the recipe."""
     x, rows = images.x, np.concatenate([train, seen])
     distance = fit_distance(x[train], images.read)
     column = np.concatenate([distance.left_out, distance.column(x[seen])])
     labels = np.repeat([0, 1], [len(train), len(seen)])
-    mixed = fit_mixed(x[rows], column, labels, 0, 2, importance=images.importance)
+    mixed = fit_mixed(x[rows], column, labels, 0, 2, importance=images.importance, strength=strength)
     far = distance.column(x[tested])
     score = x[tested] @ (mixed.weight[1] - mixed.weight[0]) + far * (mixed.pull[1] - mixed.pull[0])
     return {"few": score, "distance": far}
@@ -233,10 +250,21 @@ def table(lines: list[Line], data: str, figure: str) -> str:
     return shared.table(" | ".join([f"{data}: {figure}", *map(str, RARE)]), rows)
 
 
+def choice_table(lines: list[Line], data: str) -> str:
+    """Return the mean AUROC with each strength as a table, and that of the distance alone."""
+    own = [line for line in lines if line["data"] == data]
+    rows = []
+    for arm in ("distance", *own[0]["auroc"]):
+        values = ([line["distance"] if arm == "distance" else line["auroc"][arm] for line in own if line["rare"] == num]
+                  for num in RARE[1:])  # fmt: skip
+        rows.append([arm, *(f"{np.mean(each):.1f}" if each else "" for each in values)])
+    return shared.table(" | ".join([f"{data}: strength C", *map(str, RARE[1:])]), rows)
+
+
 def main() -> None:
     """Compute features or what the record lacks, or print the tables."""
     parser = shared.parser(__doc__)
-    parser.add_argument("what", choices=["features", "run", "patchcore", "summary"])
+    parser.add_argument("what", choices=["features", "run", "patchcore", "choose", "summary"])
     parser.add_argument("data", nargs="?", choices=["cells", "isic"])
     parser.add_argument("--images", type=Path, help="the folder of the images")
     parser.add_argument("--features", type=Path, default=Path(), help="the folder of the features")
@@ -247,8 +275,12 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if given.what == "features":
         compute_features(given.data, given.images, given.features, maps=given.maps)
-    for name in given.sets if given.what in ("run", "patchcore") else ():
+    for name in given.sets if given.what in ("run", "patchcore", "choose") else ():
         images = Images(name, given.features)
+        if given.what == "choose":
+            choices = ({"data": name, "rare": num, "repeat": seed} for seed in CHOSEN_ON for num in RARE[1:])
+            shared.compute_missing(CHOICE, choices, lambda c, of=images: compute_choice(of, c["rare"], c["repeat"]))
+            continue
         if given.what == "run":
             shared.compute_missing(
                 RECORD, cells(given.repeats, name), lambda cell, of=images: compute(of, cell["rare"], cell["repeat"])
@@ -259,6 +291,9 @@ def main() -> None:
     lines = shared.read(RECORD)
     for name in dict.fromkeys(line["data"] for line in lines):
         print(table(lines, name, "auroc"), table(lines, name, "recall"), sep="\n\n", end="\n\n")
+    chosen = shared.read(CHOICE)
+    for name in dict.fromkeys(line["data"] for line in chosen):
+        print(choice_table(chosen, name), end="\n\n")
 
 
 if __name__ == "__main__":

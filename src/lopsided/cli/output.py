@@ -210,7 +210,9 @@ def figures_table(evaluation: Mapping[str, Any]) -> str:
 
 
 def balanced_words(evaluation: Mapping[str, Any]) -> str:
-    """Return the balanced accuracy beside that of the majority vote."""
+    """Return the balanced accuracy beside that of the majority vote; nothing if images of one class were tested."""
+    if sum(row["support"] > 0 for row in evaluation["per_class"]) < 2:
+        return ""
     majority = evaluation["majority"]
     figure = interval(evaluation["figures"]["uwa"])
     return f"Balanced accuracy {figure}; always answering {shortened(majority['label'])}: {majority['uwa']:.3f}"

@@ -17,6 +17,15 @@ from lopsided.runs.labels import LABELS, NEAR_DUPLICATES, read_table
 
 SHOWN_LABELS, SHOWN_PAIRS = 24, 12
 """Number of doubtful labels and of pairs of near-duplicates that a page shows."""
+_DOUBTFUL = (
+    "The probability of another class is as high as it is for images of that class on average. The number is the "
+    "probability of the label. Check the labels: an image may be difficult and its label right. {} lists all images, "
+    "the lowest probability first; its column suspect marks these."
+)
+_UNUSUAL = (
+    "The number is the probability that the image is normal. If one of them is a rare image, move it out of the folder "
+    "and fit again: it counts as normal now. {} lists all images, the most unusual first."
+)
 ACROSS = {"label": "other label", "group": "other group", "image": "same label"}
 
 
@@ -25,7 +34,7 @@ def labels_section(folder: Path, pictures: Thumbnails, facts: Facts) -> dict[str
     rows = read_table(folder / LABELS, MAX_TABLE)
     if not rows or not {"name", "label", "suggested", "suspect", "p_label"} <= set(rows[0]):
         return None
-    is_alone = sum(number > 0 for number in facts.counts("train").values()) == 1
+    is_alone = facts.only_class is not None
     suspects = [row for row in rows if is_alone or row["suspect"] == "yes"]  # The most doubtful label comes first.
     if facts.focus is not None:
         suspects.sort(key=lambda row: facts.classes[facts.minority] not in (row["label"], row["suggested"]))
@@ -47,6 +56,9 @@ def labels_section(folder: Path, pictures: Thumbnails, facts: Facts) -> dict[str
         else f"No label of {amount(len(rows), 'image')} is in doubt, by models that did not see the image."
     )
     return {
+        "is_alone": is_alone,
+        "title": "Most unusual images" if is_alone else "Label check",
+        "aside": (_UNUSUAL if is_alone else _DOUBTFUL).format(LABELS),
         "words": words,
         "tiles": tiles,
         "pairs": [_pair(pair, pictures) for pair in pairs[:SHOWN_PAIRS]],

@@ -115,16 +115,24 @@ _OUTSIDE = (
 
 
 def shown_images(folder: Path) -> list[tuple[str, str]]:
-    """Return the mistakes and doubtful labels that the page of a run shows, each with the predicted class."""
+    """Return the mistakes and doubtful labels that the page of a run shows, each with the predicted class.
+
+    A run of one class shows its most unusual images instead, with the class of what is unusual.
+    """
     run, metrics = open_finished(folder)
     judged = read_judged(run, metrics)
     split = next((name for name in metrics.judged() if name in judged), None)
     if split is None:
         return []
+    listed = read_table(folder / LABELS, MAX_TABLE)
+    normal = Facts(run.recipe, metrics, split).only_class
+    if normal is not None:
+        other = next(name for name in metrics.classes if name != normal)
+        return [(row["name"], other) for row in listed[:SHOWN_LABELS] if "name" in row]
     first = in_order(judged[split], run.recipe.seed, MOST_IMAGES).first()
     predicted = {name: metrics.classes[code] for name, code in zip(first.names, first.y_pred, strict=True)}
     wrong = [name for name, is_wrong in zip(first.names, first.wrong, strict=True) if is_wrong][:WORST]
-    doubtful = [row["name"] for row in read_table(folder / LABELS, MAX_TABLE) if row.get("suspect") == "yes"]
+    doubtful = [row["name"] for row in listed if row.get("suspect") == "yes"]
     names = dict.fromkeys([*wrong, *doubtful[:SHOWN_LABELS]])
     return [(name, predicted[name]) for name in names if name in predicted]
 
@@ -189,6 +197,7 @@ def _judgement(
         "worst": _worst(first, thumbnails),
         "class_words": run_words.class_words(figures),
         "class_rows": _class_rows(facts, figures),
+        "narrowing": run_words.narrowing(facts, figures),
         "calibration_words": run_words.calibration_words(figures, judged),
         "calibration": run_figures.calibration_plot(judged),
         "doubt": doubt_section(facts, judged, val),

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lopsided.data.sources import SOURCE_NAMES
 from lopsided.evaluation.decision import Decision
+from lopsided.evaluation.intervals import share_interval
 from lopsided.evaluation.metric_table import METRICS
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import amount
@@ -21,6 +23,8 @@ from lopsided.runs.metrics import Evaluation, FoldFacts, Metrics
 
 FEW = 30
 """With fewer test images of a class, its recall is too uncertain."""
+USUAL_RECALL, FURTHER = 0.8, (1, 2, 3, 5, 10)
+"""The recall for which the page shows intervals if no image was tested, and numbers of further rare images."""
 SPLITS = {"train": "training", "val": "validation", "test": "test", "held_out": "further"}
 CURVES = (
     "The curves and their areas are means over the folds, because scores of different models do not rank together. The "
@@ -76,6 +80,12 @@ class Facts:
             return self.focus
         rows = [] if self.figures is None else self.figures.per_class
         return self._rarest([i for i, row in enumerate(rows) if row.support] or range(len(self.classes)))
+
+    @property
+    def only_class(self) -> str | None:
+        """The class of all training images; None if there are several."""
+        present = [label for label, number in self.counts("train").items() if number]
+        return present[0] if len(present) == 1 else None
 
     def _rarest(self, labels: Iterable[int]) -> int:
         counts = self.metrics.counts.train
@@ -418,6 +428,25 @@ def calibration_words(figures: Evaluation, judged: Judged) -> str:
     if error.low == 0:
         lean = "chance can explain the difference"
     return f"{text}: {lean} (calibration error {figure_value(error)} {interval(error)})."
+
+
+def narrowing(facts: Facts, figures: Evaluation) -> dict[str, Any] | None:
+    """Return how the interval of a recall narrows with further rare images; None if there are many already."""
+    row = figures.per_class[facts.minority if facts.only_class is None else facts.rarest]
+    if row.support >= FEW:
+        return None
+    share = USUAL_RECALL if row.recall.value is None else row.recall.value
+    numbers = sorted(
+        {row.support, *(row.support + more for more in FURTHER), *(n for n in (FEW, 100) if n > row.support)}
+    )
+    steps = [(n, share_interval(share, n, figures.level)) for n in numbers if n]
+    known = (
+        f"If the recall of {quoted(row.label)} stays at" if row.support else f"If the recall of {quoted(row.label)} is"
+    )
+    return {
+        "words": f"{known} {100 * share:.0f} %, each further image of it narrows the interval.",
+        "rows": [{"images": n, "low": f"{100 * s.low:.0f} %", "high": f"{100 * s.high:.0f} %"} for n, s in steps],
+    }
 
 
 def class_words(figures: Evaluation) -> str:

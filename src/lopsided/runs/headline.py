@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lopsided.evaluation.intervals import share_interval
+
 MOST_CLASSES = 3
 """The largest number of classes with a line. All classes are in the table of the command and on the page."""
+LEVEL = 0.95
+"""The level of the interval of false alarms, if these are all that a run can say."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,14 @@ class Headline:
 
         >>> Headline("shirt", 20, 24, 0.64, 0.93, 46, 300).words()
         'shirt: finds 20 of 24 (83 %, 64 to 93 %); 46 false alarms among 300 other images'
+        >>> Headline("unusual", 0, 0, None, None, 10, 200).words()
+        'unusual: no image was tested; 10 false alarms among 200 other images (5.0 %, 2.7 to 9.0 %)'
         """
         name = self.label if label is None else label
         if not self.images:
-            return f"{name}: no image was tested; {self._alarms()}"
+            alarms = share_interval(self.false_alarms / max(self.others, 1), self.others, LEVEL)
+            share = " ({:.1f} %, {:.1f} to {:.1f} %)".format(*(100 * value for value in vars(alarms).values()))
+            return f"{name}: no image was tested; {self._alarms()}{share if self.others else ''}"
         return f"{name}: finds {self.found:,} of {self.images:,} ({self._share()}); {self._alarms()}"
 
     def title(self, label: str) -> str:

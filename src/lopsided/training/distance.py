@@ -18,7 +18,7 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from lopsided.models.heads import LEAST_DISTANCE
-from lopsided.training.regression import Regression, fit_regression, standardisation
+from lopsided.training.regression import STRENGTHS, Regression, fit_regression, rarest, standardisation
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -34,6 +34,8 @@ PULL = 1.5
 """The weight of the column before there are rare images: log odds per deviation of the log distance."""
 FREEDOM = 10.0
 """How freely rare images move the weight of the column, as a multiple of the freedom of a feature."""
+EXPECTED = 1e-4
+"""The value of C that is expected, per image of the rarest class: one image alone hardly moves the ranking."""
 FAR = 0.99
 """Without rare images, an image is as likely rare as not, beside the prior, if it is farther than this share."""
 
@@ -134,7 +136,9 @@ def fit_mixed(
     """Fit a regression on features and the column of the distance, whose weight is ``PULL`` without rare images.
 
     The penalty draws the weights of the features to 0 and that of the column to ``PULL``, so that each rare image moves
-    the model from the distance towards what the images say.
+    the model from the distance towards what the images say. The penalty is weaker with each rare image. Inner folds
+    alone would choose it badly: by the log loss of 20 rare solar cells, the distance alone is often the best, and it
+    ranks 1 point worse.
     """
     rare = np.arange(num_classes) != normal
     pull = PULL * np.where(rare, 1.0, 0.0) - PULL * rare.mean()
@@ -156,5 +160,6 @@ def fit_mixed(
         seed=seed,
         importance=np.append(base, FREEDOM),
         offset=column[:, None] * pull,
+        expected=float(np.clip(EXPECTED * rarest(labels, groups), STRENGTHS[0], STRENGTHS[-1])),
     )
     return Mixed(fitted.weight[:, :-1], fitted.bias, pull + fitted.weight[:, -1], fitted)

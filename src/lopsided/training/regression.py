@@ -41,6 +41,8 @@ FEW, REPEATS = 50, 3
 """If a class has fewer rows or groups than ``FEW``, the folds are drawn ``REPEATS`` times."""
 PATIENCE = 3
 """The path of a fold ends after this many values that are worse than the best one so far."""
+DECADES, NEAR = 0.7, 1.0
+"""How far the value of C usually is from an expected one, and how far at most, in powers of ten."""
 _ROUGH, _EXACT = 1e-5, 1e-10
 """Tolerances of the regressions of inner folds and of the final one, as shares of the objective."""
 _TOGETHER, _PER_ROW, _PER_COLUMN = 2**26, 6, 25
@@ -83,6 +85,7 @@ def fit_regression(
     weights: Floats | None = None,
     offset: Floats | None = None,
     parts: Sequence[Indices] = (),
+    expected: float | None = None,
 ) -> Regression:
     """Fit the regression. ``weighted`` gives each class the same weight instead of each row.
 
@@ -92,17 +95,21 @@ def fit_regression(
     ``folds`` is reduced if a class has fewer rows or groups. ``weights`` are those of the rows, all above 0: a row of
     weight 2 is as if it were there twice; None: all 1. ``parts`` are the columns of parts that also get a regression of
     their own if a class has few rows. Strength and losses of the result are those of the regression on all columns.
+    ``expected`` is a value of C near which the best one is looked for: few rows of a class cannot choose it alone.
     """
     # Threads of BLAS spin for minutes if other work keeps a core busy. Large problems have threads of their own.
     with threadpool_limits(1, "blas"):
         x = np.asarray(features, dtype=np.float64)
         tried = STRENGTHS if strength is None else (strength,) if scored else ()
+        if expected is not None and strength is None:
+            tried = tuple(value for value in STRENGTHS if abs(np.log10(value / expected)) <= NEAR)
         settings = labels, num_classes, groups, weighted, strength, tried, folds, seed
-        fitted = _fit(x, *settings, importance, weights, offset)
+        known = weights, offset, expected
+        fitted = _fit(x, *settings, importance, *known)
         if len(parts) < 2 or strength is not None or not fitted.losses or rarest(labels, groups) >= FEW:
             return fitted
         each = (
-            (part, _fit(x[:, part], *settings, None if importance is None else importance[part], weights, offset))
+            (part, _fit(x[:, part], *settings, None if importance is None else importance[part], *known))
             for part in parts
         )
         return _averaged(fitted, list(each))
@@ -131,6 +138,7 @@ def _fit(
     importance: Floats | None,
     weights: Floats | None,
     offset: Floats | None,
+    expected: float | None,
 ) -> Regression:
     mean, scale = standardisation(x, weights)
     row_weights = np.ones(len(x)) if weights is None else weights
@@ -150,16 +158,36 @@ def _fit(
         if len(present) * len(own) > _MANY:
             pairs = pairs[: max(_SCORED * _MANY // (len(present) * len(rows)), 1)]
         part = None if known is None else known[rows]
-        losses = tuple(_scores(turned.x[rows], own[rows], pairs, weighted, tried, row_weights[rows], part))
-        strength = min(losses, key=lambda pair: pair[1])[0]
+        patience = PATIENCE if expected is None else len(tried)
+        losses = tuple(_scores(turned.x[rows], own[rows], pairs, weighted, tried, row_weights[rows], part, patience))
+        strength = _best(losses, fewest, expected)
     elif strength is None:
-        strength, folds = USUAL, 0
+        strength, folds = expected or USUAL, 0
     weight, bias = _solution(turned, own, weighted, strength, row_weights, known)
     biases = np.full(num_classes, bias.min() - _ABSENT)
     weights = np.zeros((num_classes, x.shape[1]))
     weights[present] = weight / scale
     biases[present] = bias
     return Regression(weights, biases - weights @ mean, strength, folds if losses else 0, losses)
+
+
+def _best(losses: Sequence[tuple[float, float]], fewest: int, expected: float | None) -> float:
+    """Return the value of C with the lowest loss.
+
+    If a value is expected, its logarithm has a normal prior, and the loss is that of all ``fewest`` rows: the posterior
+    decides, so that each row moves the value away from the expected one as far as it has evidence.
+
+    >>> losses = (1e-4, 0.30), (1e-3, 0.28)
+    >>> [_best(losses, fewest, 1e-4) for fewest in (5, 500)]
+    [0.0001, 0.001]
+    """
+
+    def surprise(pair: tuple[float, float]) -> float:
+        if expected is None:
+            return pair[1]
+        return fewest * pair[1] + float(np.log10(pair[0] / expected) / DECADES) ** 2 / 2
+
+    return min(losses, key=surprise)[0]
 
 
 def standardisation(x: Floats, weights: Floats | None = None) -> tuple[Floats, Floats]:
@@ -215,6 +243,7 @@ def _scores(
     tried: Sequence[float],
     weights: Floats,
     offset: Floats | None,
+    patience: int,
 ) -> Iterator[tuple[float, float]]:
     """Yield each value of C that is tried with its loss over the rows of all folds.
 
@@ -242,7 +271,7 @@ def _scores(
                 losses.append(_mean_loss(by_class, number_of))
             worse = np.where(losses < best, 0, worse + 1)
             best = np.minimum(losses, best)
-            if worse.max() >= PATIENCE:
+            if worse.max() >= patience:
                 del strengths[place + 1 :]
                 break
     for place, strength in enumerate(strengths):
