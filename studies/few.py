@@ -3,6 +3,7 @@
     python studies/few.py features DATA --images FOLDER --features OUT   # once per data set: minutes
     python studies/few.py run --features OUT [--repeats 10]              # adds what records/few.jsonl lacks
     python studies/few.py patchcore --features OUT [--repeats 3]         # the same for PatchCore: minutes per repeat
+    python studies/few.py quick --features OUT [--repeats 10]            # the same for the recipe quick
     python studies/few.py choose --features OUT                          # splits 100 to 105: the strengths one by one
     python studies/few.py summary                                        # print the tables of the records
 
@@ -17,7 +18,8 @@ alarms among the test images are in per cent. The strength of the regression was
 
     few               what the recipe few does
     distance          its distance alone, the same for every k
-    regression        its regression alone, what the recipe quick does
+    regression        its regression alone, with a strength that inner folds choose
+    quick             the recipe quick, with its own features and the mean over parts of them
     one-class SVM, isolation forest    of scikit-learn, on the standardised columns that the distance reads
     PatchCore         a bank of positions (``--maps`` of ``features``) in the manner of PatchCore: maps of two middle
                       stages, each averaged over 3 x 3 positions and joined, a coreset by greedy k-centres in random
@@ -105,6 +107,30 @@ def compute_features(data: str, folder: Path, out: Path, *, maps: bool) -> None:
         np.savez(out / f"{data}-maps.npz", maps=np.concatenate(positions))
 
 
+def compute_quick(data: str, folder: Path, out: Path) -> None:
+    """Write the features of all images of a data set as the recipe quick has them."""
+    import torch
+
+    from lopsided.data.decoding import decode_image
+    from lopsided.recipe import named_recipe
+
+    paths, _, _ = listed(data, folder)
+    model, _ = shared.frozen_model(named_recipe("quick").encoder.name, "embedded", SIDE)
+    model.complete()
+    layout = model.layout
+    assert layout is not None
+    rows = []
+    with torch.inference_mode():
+        for start in range(0, len(paths), 32):
+            pixels = [decode_image(path, SIDE, 3) for path in paths[start : start + 32]]
+            x = torch.from_numpy(np.stack(pixels)).float() / 255
+            rows.append(layout.scaled(model.encode(x), "root").numpy())
+    kinds = np.zeros(layout.width, dtype=np.int64)
+    for place, columns in enumerate(layout.kinds()):
+        kinds[columns] = place
+    np.savez(out / f"{data}-quick.npz", x=np.concatenate(rows), importance=layout.importance(), kinds=kinds)
+
+
 class Images:
     """The features of one set of images."""
 
@@ -116,6 +142,9 @@ class Images:
         self.importance = content["importance"]
         stages = np.flatnonzero(content["names"] == "stages")
         self.read = np.repeat(np.isin(np.arange(len(content["widths"])), stages[-LATE:]), content["widths"])
+        path = folder / f"{data}-quick.npz"
+        self.quick = dict(np.load(path).items()) if path.exists() else {}
+        self.rows = rows
         path = folder / f"{data}-maps.npz"
         self.maps = np.load(path)["maps"][rows] if path.exists() else None
 
@@ -196,6 +225,17 @@ def _peers(images: Images, train: Floats, tested: Floats, seed: int) -> dict[str
     return {"one-class SVM": -svm.decision_function(x[tested]), "isolation forest": -forest.score_samples(x[tested])}
 
 
+def compute_recipe_quick(images: Images, num_rare: int, seed: int) -> dict[str, Any]:
+    """Return the figures of the recipe quick in one repeat."""
+    train, seen, normal, rare = images.split(seed, num_rare)
+    x, kinds = images.quick["x"][images.rows], images.quick["kinds"]
+    parts = [np.flatnonzero(kinds == place) for place in range(kinds.max() + 1)]
+    rows, labels = np.concatenate([train, seen]), np.repeat([0, 1], [len(train), num_rare])
+    fitted = fit_regression(x[rows], labels, 2, importance=images.quick["importance"], seed=seed, parts=parts)
+    scores = x[np.concatenate([normal, rare])] @ (fitted.weight[1] - fitted.weight[0])
+    return {"arms": {"quick": figures(scores[: len(normal)], scores[len(normal) :])}}
+
+
 def compute_patchcore(images: Images, seed: int) -> dict[str, Any]:
     """Return the figures of PatchCore in one repeat."""
     assert images.maps is not None, "Compute features with --maps first."
@@ -264,7 +304,7 @@ def choice_table(lines: list[Line], data: str) -> str:
 def main() -> None:
     """Compute features or what the record lacks, or print the tables."""
     parser = shared.parser(__doc__)
-    parser.add_argument("what", choices=["features", "run", "patchcore", "choose", "summary"])
+    parser.add_argument("what", choices=["features", "run", "quick", "patchcore", "choose", "summary"])
     parser.add_argument("data", nargs="?", choices=["cells", "isic"])
     parser.add_argument("--images", type=Path, help="the folder of the images")
     parser.add_argument("--features", type=Path, default=Path(), help="the folder of the features")
@@ -275,11 +315,18 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if given.what == "features":
         compute_features(given.data, given.images, given.features, maps=given.maps)
-    for name in given.sets if given.what in ("run", "patchcore", "choose") else ():
+        compute_quick(given.data, given.images, given.features)
+    for name in given.sets if given.what in ("run", "quick", "patchcore", "choose") else ():
         images = Images(name, given.features)
         if given.what == "choose":
             choices = ({"data": name, "rare": num, "repeat": seed} for seed in CHOSEN_ON for num in RARE[1:])
             shared.compute_missing(CHOICE, choices, lambda c, of=images: compute_choice(of, c["rare"], c["repeat"]))
+            continue
+        if given.what == "quick":
+            trials = (cell | {"recipe": "quick"} for cell in cells(given.repeats, name) if cell["rare"])
+            shared.compute_missing(
+                RECORD, trials, lambda c, of=images: compute_recipe_quick(of, c["rare"], c["repeat"])
+            )
             continue
         if given.what == "run":
             shared.compute_missing(

@@ -43,6 +43,8 @@ def test_one_class_goes_the_whole_way(call: Call, few: list[str], tmp_path: Path
     recall = metrics["test"]["per_class"][0]["recall"]
     assert recall["value"] >= 0.9
     assert "lopsided find" in ended.out
+    assert "Balanced accuracy" not in ended.out  # It needs two classes.
+    assert "among 40 other images (" in ended.out
 
     assert call("predict", run, pool, "--out", tmp_path / "p.csv").code == 0
     called = {Path(row["path"]).parent.name: row["predicted"] for row in rows_of(tmp_path / "p.csv")}
@@ -57,6 +59,9 @@ def test_one_class_goes_the_whole_way(call: Call, few: list[str], tmp_path: Path
         assert call(*words).code == 0, words
     page = next(run.glob("*.html")).read_text()
     assert "The 24 most unusual of 40 images" in page
+    assert page.count('class="tile hot"') == 24
+    assert page.count('class="heat"') >= 24  # Where each of them is unlike the others.
+    assert '<table class="narrowing">' in page
 
     marks = tmp_path / "marks.csv"
     lines = ["path,label,mark", *(f"{row['path']},unusual,yes" for row in found[:3])]

@@ -53,6 +53,16 @@ def test_a_map_turns_with_the_image(scaling: str) -> None:
     assert found.std() > 0
 
 
+def test_a_channel_that_is_the_same_everywhere_leaves_the_map_finite() -> None:
+    model = made("test_resnet+stages")
+    with torch.no_grad():
+        for weight in model.encoder.members[0].encoder.conv1.parameters():
+            weight[0] = 0.0
+    found = class_maps(model, torch.rand(1, 3, 64, 64), torch.tensor([1]))
+    assert found.isfinite().all()
+    assert found.abs().max() > 0
+
+
 def test_an_encoder_without_positions_has_no_map() -> None:
     with pytest.raises(InputError, match="no positions"):
         class_maps(made("mlp"), torch.rand(1, 3, 64, 64), torch.tensor([0]))

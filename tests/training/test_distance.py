@@ -6,8 +6,9 @@ import torch
 from scipy.spatial.distance import mahalanobis
 
 from lopsided.models.heads import DistanceHead
-from lopsided.training.distance import PULL, SHRINKAGE, fit_distance, fit_mixed
+from lopsided.training.distance import EXPECTED, PULL, SHRINKAGE, fit_distance, fit_mixed
 from lopsided.training.methods.distance import _state
+from lopsided.training.regression import USUAL, fit_regression
 
 ALL = np.ones(8, dtype=np.bool_)
 
@@ -67,6 +68,25 @@ def test_one_image_or_equal_images_give_finite_numbers(x: np.ndarray) -> None:
     found = fit_distance(x, ALL)
     mixed = fit_mixed(x, found.left_out, np.zeros(len(x), dtype=np.int64), 0, 2)
     assert all(np.isfinite(part).all() for part in (found.column(images(5)), mixed.bias, mixed.pull))
+
+
+def test_one_rare_image_gets_a_strong_penalty_and_each_further_one_weakens_it() -> None:
+    strengths = []
+    for num in (1, 4, 40):
+        x, labels = images(200 + num), np.repeat([0, 1], [200, num])
+        mixed = fit_mixed(x, fit_distance(x, ALL).left_out, labels, 0, 2)
+        assert mixed.regression is not None
+        strengths.append(mixed.regression.strength)
+    assert strengths[0] == EXPECTED < USUAL
+    assert strengths == sorted(strengths)
+
+
+def test_twenty_rare_images_choose_the_strength_near_the_expected_one() -> None:
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(220, 8)), np.repeat([0, 1], [200, 20])  # Noise: the strongest penalty is the best.
+    free, near = (fit_regression(x, labels, 2, expected=expected) for expected in (None, 2e-3))
+    assert free.strength <= 1e-4
+    assert 2e-4 <= near.strength <= 2e-2
 
 
 def test_each_rare_image_moves_the_model_from_the_distance_to_what_images_say() -> None:

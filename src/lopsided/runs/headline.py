@@ -37,7 +37,8 @@ class Headline:
         name = self.label if label is None else label
         if not self.images:
             alarms = share_interval(self.false_alarms / max(self.others, 1), self.others, LEVEL)
-            share = " ({:.1f} %, {:.1f} to {:.1f} %)".format(*(100 * value for value in vars(alarms).values()))
+            value, low, high = (100 * part for part in (alarms.value, alarms.low, alarms.high))
+            share = f" ({value:.1f} %, {low:.1f} to {high:.1f} %)"
             return f"{name}: no image was tested; {self._alarms()}{share if self.others else ''}"
         return f"{name}: finds {self.found:,} of {self.images:,} ({self._share()}); {self._alarms()}"
 

@@ -1,0 +1,98 @@
+"""What the recipe few costs: the memory of a fit with 10,000 images, and the time of ``predict`` beside that of quick.
+
+    python benchmarks/few.py     writes benchmarks/records/few.json
+
+The features are random, as wide as those of the recipe. The memory of a fit is the growth of the largest resident size
+while distance and regression are fitted to the features of 10,000 normal and 20 rare images, in a process of its own.
+Images are scored with the encoder and the classifier of each recipe, in turns, without a cache, in one thread. The
+record holds the median CPU seconds per image of both, and their ratio.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import resource
+import statistics
+import tempfile
+from pathlib import Path
+from time import process_time
+
+import numpy as np
+import torch
+from PIL import Image
+
+from lopsided import files
+from lopsided.inference.scorer import Scorer
+from lopsided.models.encoders import build_encoder
+from lopsided.models.heads import build_head
+from lopsided.models.model import Model, ModelCard
+from lopsided.recipe import named_recipe
+from lopsided.training.distance import MOST_AXES, fit_distance, fit_mixed
+
+RECORD = Path(__file__).parent / "records" / "few.json"
+NORMAL, RARE, WIDTH, READ = 10_000, 20, 3_008, 1_024
+IMAGES, TURNS, SIDE = 32, 5, 224
+
+
+def fit_memory() -> dict[str, float]:
+    """Return the size of the features, and how much the resident size grows while the classifier is fitted, in MB."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((NORMAL + RARE, WIDTH), dtype=np.float32)
+    x[NORMAL:] += 0.1
+    labels, columns = np.repeat([0, 1], [NORMAL, RARE]), np.arange(WIDTH) < READ
+    fit_distance(x[:50], columns)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    distance = fit_distance(x[:NORMAL], columns)
+    fitted = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    fit_mixed(x, np.concatenate([distance.left_out, distance.column(x[NORMAL:])]), labels, 0, 2)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model = sum(part.nbytes for part in (distance.axes, distance.gains, distance.centre, distance.scale)) / 2
+    return {"features_mb": x.nbytes / 1e6, "distance_mb": (fitted - before) * 1024 / 1e6,
+            "all_mb": (after - before) * 1024 / 1e6, "model_mb": model / 1e6}  # fmt: skip
+
+
+def scorer(recipe: str) -> Scorer:
+    """Return a scorer with the encoder and the kind of classifier of a recipe."""
+    name, kind = named_recipe(recipe).encoder.name, "distance" if recipe == "few" else "linear"
+    encoder, width = build_encoder(name, image_size=SIDE, weights="embedded")
+    card = ModelCard(
+        kind="image", encoder=name, encoder_weights="embedded", channels=3, image_size=SIDE, shape=(3, SIDE, SIDE),
+        mean=(0.0,) * 3, std=(1.0,) * 3, classes=("a", "b"), features=width, scaling="root", prior=(0.5, 0.5),
+    )  # fmt: skip
+    head = build_head(kind, width, 2, axes=MOST_AXES)
+    return Scorer(Model(encoder, head, card.mean, card.std, scaling="root").eval(), card, cached="none", workers=1)
+
+
+def predict_seconds() -> dict[str, float]:
+    """Return the CPU seconds per image of both recipes."""
+    torch.set_num_threads(1)
+    generator = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{i}.jpg" for i in range(IMAGES)]
+        for path in paths:
+            Image.fromarray(generator.integers(0, 256, (300, 300, 3), dtype=np.uint8)).save(path)
+        scorers = {recipe: scorer(recipe) for recipe in ("quick", "few")}
+        seconds: dict[str, list[float]] = {name: [] for name in scorers}
+        for turn in range(TURNS + 1):
+            for name, of in scorers.items():
+                begin = process_time()
+                list(of.stream(paths))
+                if turn:  # The first turn makes the engine.
+                    seconds[name].append((process_time() - begin) / IMAGES)
+    return {name: statistics.median(taken) for name, taken in seconds.items()}
+
+
+def main() -> None:
+    """Measure and write the record."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        memory = pool.apply(fit_memory)
+    seconds = predict_seconds()
+    record = {"normal": NORMAL, "rare": RARE, "memory": memory, "cpu_seconds": seconds,
+              "ratio": seconds["few"] / seconds["quick"]}  # fmt: skip
+    files.atomic_write(RECORD, json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
