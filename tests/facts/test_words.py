@@ -17,15 +17,22 @@ WORDS = [
     ),
     (notes.vectors(1000, 512), "1,000 vectors of 512 numbers, standardised by the training rows."),
     (
-        notes.quick_by_size(4000, 18.2),
-        "Recipe: quick, because no recipe was named and thorough would take about 18 min for 4,000 images: a "
-        f"pretrained encoder that is not trained. {OTHERS}",
+        notes.quick_by_size(4000),
+        "Recipe: quick, because no recipe was named and there are 4,000 images, of which thorough would compute four "
+        f"views each: a pretrained encoder that is not trained. {OTHERS}",
     ),
     (
-        notes.thorough_by_size(40, 0.2),
-        "Recipe: thorough, because no recipe was named: four views of 40 images through a pretrained encoder, which "
-        "takes less than a minute for new images and less if their features are cached. Use --recipe quick for one "
-        f"view. {OTHERS}",
+        notes.thorough_by_size(40),
+        "Recipe: thorough, because no recipe was named: four views of 40 images through a pretrained encoder. Use "
+        f"--recipe quick for one view. {OTHERS}",
+    ),
+    (
+        notes.expected_time(130.0, 61.2, 6),
+        "This will take about 2 min: 61 s for features, and 6 trainings with evaluation.",
+    ),
+    (
+        notes.expected_time(4.0, 0.0, 1),
+        "This will take about 4 s: the features are cached, and 1 training with evaluation.",
     ),
     (
         notes.alike_images(3, "near.csv"),

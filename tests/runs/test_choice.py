@@ -10,11 +10,14 @@ import pytest
 from PIL import Image
 
 from lopsided import cli
+from lopsided.data.sources import open_source
 from lopsided.errors import InputError
-from lopsided.facts import notes
+from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.runs import choice, run
+from lopsided.runs import choice, features, folds, run
 from lopsided.runs.choice import choose_recipe
+from lopsided.runs.folds import fold_seconds, tell_time
+from lopsided.training.reporter import Reporter
 
 
 def write_photographs(folder: Path, side: int) -> Path:
@@ -42,13 +45,44 @@ def test_images_that_cannot_be_read_do_not_stop_the_choice(tmp_path: Path) -> No
     assert choose_recipe(named_recipe("quick"), str(folder))[0] == "thorough"
 
 
-def test_many_images_get_the_default_because_of_the_time(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_images_get_the_quick_recipe(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "MANY", 7)
-    monkeypatch.setattr(choice, "SECONDS", 900.0)
-    monkeypatch.setattr(choice.os, "cpu_count", lambda: 2)
-    name, (why,) = choose_recipe(named_recipe("quick"), str(photographs))
-    assert (name, why) == ("quick", notes.quick_by_size(8, why.values["minutes"]))
-    assert 60.0 < why.values["minutes"] < 61.0, "Twelve fits of 8 images come on top."
+    assert choose_recipe(named_recipe("quick"), str(photographs)) == ("quick", [notes.quick_by_size(8)])
+
+
+class Facts(Reporter):
+    def __init__(self) -> None:
+        self.facts: list[Fact] = []
+
+    def fact(self, fact: Fact) -> None:
+        self.facts.append(fact)
+
+
+def test_the_time_counts_features_folds_and_the_comparison_with_quick(
+    photographs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folds, "TIMED", 8)
+    monkeypatch.setattr(features, "feature_seconds", lambda recipe, source: 30.0 if recipe.data.image_size else 10.0)
+    source, told = open_source(str(photographs)), Facts()
+    one = fold_seconds(8, 2)
+    for recipe in (named_recipe("thorough"), named_recipe("quick"), named_recipe("from-scratch")):
+        tell_time(recipe.override(**{"data.folds": 5}), (source, None), told)
+    tell_time(named_recipe("quick"), (source, source), told)
+    values = [(fact.values["seconds"], fact.values["features"], fact.values["trainings"]) for fact in told.facts]
+    expected = [(40 + 12 * one, 40, 6), (10 + 6 * one, 10, 6), (20 + one, 20, 1)]
+    assert values == pytest.approx([pytest.approx(each, abs=0.1) for each in expected])
+    monkeypatch.setattr(folds, "TIMED", 9)
+    tell_time(named_recipe("quick"), (source, None), told)
+    assert len(told.facts) == 3
+
+
+def test_cached_features_take_no_time(photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOPSIDED_CACHE", str(tmp_path / "cache"))
+    recipe = run.settle(named_recipe("quick").override(**{"data.image_size": 32}), str(photographs))
+    source = open_source(str(photographs))
+    assert features.feature_seconds(recipe, source) > 0
+    features.fill_cache(recipe, str(photographs))
+    assert features.feature_seconds(recipe, source) == 0
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,6 @@ def _some(number: int, one: str, many: str) -> str:
     return one if number == 1 else f"{number:,} {many}"
 
 
-def _minutes(minutes: float) -> str:
-    return "less than a minute" if minutes < 1 else f"about {minutes:.0f} min"
-
-
 # The choice of the recipe and of the folds
 
 
@@ -23,11 +19,11 @@ _OTHER_RECIPES = "Use --recipe fine-tune or from-scratch to train an encoder."
 
 
 @note("run")
-def quick_by_size(images: int, minutes: float) -> str:
+def quick_by_size(images: int) -> str:
     """The recipe quick was taken, because thorough takes long for so many images."""
     return (
-        f"Recipe: quick, because no recipe was named and thorough would take {_minutes(minutes)} for {images:,} "
-        f"images: a pretrained encoder that is not trained. {_OTHER_RECIPES}"
+        f"Recipe: quick, because no recipe was named and there are {images:,} images, of which thorough would compute "
+        f"four views each: a pretrained encoder that is not trained. {_OTHER_RECIPES}"
     )
 
 
@@ -41,13 +37,20 @@ def quick_for_vectors(width: int) -> str:
 
 
 @note("run")
-def thorough_by_size(images: int, minutes: float) -> str:
+def thorough_by_size(images: int) -> str:
     """The recipe thorough was taken, because there are few images."""
     return (
-        f"Recipe: thorough, because no recipe was named: four views of {images:,} images through a pretrained encoder, "
-        f"which takes {_minutes(minutes)} for new images and less if their features are cached. Use --recipe quick for "
-        f"one view. {_OTHER_RECIPES}"
+        f"Recipe: thorough, because no recipe was named: four views of {images:,} images through a pretrained encoder. "
+        f"Use --recipe quick for one view. {_OTHER_RECIPES}"
     )
+
+
+@note("run")
+def expected_time(seconds: float, features: float, trainings: int) -> str:
+    """How long the run will take, measured on some of its images."""
+    parts = f"{_about(features)} for features" if features >= 1 else "the features are cached"
+    times = _some(trainings, "1 training", "trainings")
+    return f"This will take about {_about(seconds)}: {parts}, and {times} with evaluation."
 
 
 @note("run")

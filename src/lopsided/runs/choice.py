@@ -5,15 +5,12 @@ With one class, or with few images of the second one, it is ``few``.
 
 from __future__ import annotations
 
-import os
-
 from lopsided.data.prepare import Sources
 from lopsided.data.sources.source import UNUSUAL
 from lopsided.data.vectors import Vectors
 from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
 from lopsided.runs import run as runs
-from lopsided.runs.folds import USUAL_FOLDS, fold_seconds
 
 QUICK, THOROUGH, FEW = "quick", "thorough", "few"
 FEW_RARE = 10
@@ -22,9 +19,6 @@ USUAL_ALARMS = 0.05
 """The share of false alarms of a model of one class."""
 MANY = 3000
 """With more images, ``thorough`` takes too long to be started without a question."""
-SECONDS = 0.13
-"""Seconds of one core for the features of an image by ``thorough`` and by ``quick``, which is trained for comparison,
-as a rough guide."""
 
 
 def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None = None) -> tuple[str, list[Fact]]:
@@ -39,11 +33,9 @@ def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None
     num, counts = len(source), sorted(source.counts().values())
     if len(counts) == 2 and counts[0] < min(FEW_RARE, counts[1]):
         return FEW, [notes.few_by_counts(counts[0])]
-    trained = 2 * (USUAL_FOLDS + 1) * fold_seconds(num, len(source.classes))
-    minutes = (SECONDS * num / (os.cpu_count() or 1) + trained) / 60
     if usual_recipe(num) == QUICK:
-        return QUICK, [notes.quick_by_size(num, minutes)]
-    return THOROUGH, [notes.thorough_by_size(num, minutes)]
+        return QUICK, [notes.quick_by_size(num)]
+    return THOROUGH, [notes.thorough_by_size(num)]
 
 
 def usual_recipe(num: int) -> str:

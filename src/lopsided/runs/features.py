@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lopsided.data.images import FileImages, Progress
+from lopsided.data.images import FileImages, Images, Progress
 from lopsided.data.inputs import StreamedInputs, prepare
 from lopsided.data.prepare import Sources, split_source, training_source
-from lopsided.data.sources import source_from_arrays
+from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import Splits
 from lopsided.data.stored import ImagePath
 from lopsided.errors import InputError, RunError
@@ -32,6 +32,8 @@ from lopsided.training.reporter import Log
 if TYPE_CHECKING:
     from lopsided.inference.scorer import Scorer
 
+MEASURED = 16
+"""Images whose features are timed before a run."""
 Cluster = Callable[[Path], AbstractContextManager[Mapper]]
 """Gives the function that computes packs with features on other machines, given the folder of a model."""
 
@@ -84,18 +86,39 @@ def fill_cache(
 
 def images_per_second(recipe: Recipe, images: int = 4) -> float:
     """Return how many images a second this machine turns into features with the frozen encoder of a recipe."""
-    pixels = np.zeros((images, 64, 64, 3), dtype=np.uint8)
-    source = source_from_arrays(pixels, np.arange(images) % 2)
-    empty = np.empty(0, dtype=np.int64)
-    prepared, _ = prepare(recipe, source, Splits(np.arange(images), empty, empty), pixels=pixels_of(recipe))
+    source = source_from_arrays(np.zeros((images, 64, 64, 3), dtype=np.uint8), np.arange(images) % 2)
+    return 1 / _seconds(_scorer_of(recipe, source), source.images)
+
+
+def feature_seconds(recipe: Recipe, source: Source) -> float:
+    """Return how long the features of a source will take, as far as they are not cached; measured on a few images."""
+    scorer = _scorer_of(recipe, source)
+    missing = np.arange(len(source))
+    if scorer.shelves:
+        digests = source.images.digest(missing)
+        missing = np.flatnonzero(~np.all([shelf.fetch(digests)[1] for shelf in scorer.shelves], axis=0))
+    if not len(missing):
+        return 0.0
+    some = missing[np.linspace(0, len(missing) - 1, min(MEASURED, len(missing))).astype(np.int64)]
+    return len(missing) * _seconds(scorer, source.images.take(some))
+
+
+def _scorer_of(recipe: Recipe, source: Source) -> Scorer:
+    """Return what computes the features of a recipe on a CPU, for images that are all trained on."""
+    empty, rows = np.empty(0, dtype=np.int64), np.arange(len(source))
+    prepared, _ = prepare(recipe, source, Splits(rows, empty, empty), pixels=pixels_of(recipe))
     trainer = make_trainer(recipe, prepared, pick_device("cpu"), Log(None, None), Checkpoint(None), None)
     trainer.build()
-    scorer, card = trainer.scorer, trainer.card
-    inputs = StreamedInputs(source.images, card.image_size, card.channels)
+    return trainer.scorer
+
+
+def _seconds(scorer: Scorer, images: Images) -> float:
+    """Return the seconds for the features of one image, with decoding."""
+    inputs = StreamedInputs(images, scorer.card.image_size, scorer.card.channels)
     scorer.features(inputs, None)  # Loads the encoder.
     begin = perf_counter()
     scorer.features(inputs, None)
-    return images / (perf_counter() - begin)
+    return (perf_counter() - begin) / len(images)
 
 
 def _collect(scorer: Scorer, mapper: Mapper, paths: list[ImagePath], progress: Progress | None) -> None:

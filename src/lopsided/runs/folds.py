@@ -20,11 +20,13 @@ from lopsided import files
 from lopsided.data.prepare import Sources, data_seed, split_rule
 from lopsided.data.sources import Source
 from lopsided.data.splits import fold_numbers, fold_recipes, most_folds, whole_recipe
+from lopsided.data.vectors import Vectors
+from lopsided.errors import LopsidedError
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import settle_scores
 from lopsided.facts import Fact, notes
 from lopsided.inference.feature_cache import cache_root
-from lopsided.recipe import Recipe
+from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs.cell import CELLS, Cell, drop_model
 from lopsided.runs.driver import drive
 from lopsided.runs.engines import Engine, Here
@@ -48,6 +50,9 @@ USUAL_FOLDS, RARE, CHEAP_SECONDS = 5, 200, 600.0
 FOLD_SECONDS, IMAGE_SECONDS, CLASS_SECONDS, FEATURE_SECONDS = 2.0, 0.004, 1e-4, 0.02
 """Seconds of one fold with a frozen encoder, of each image in a fold, of each image and class, and of one pass through
 an encoder: a rough guide."""
+
+TIMED = 100
+"""With fewer images, nobody waits long enough to ask for the time."""
 
 
 def has_folds(recipe: Recipe) -> bool:
@@ -85,6 +90,29 @@ def default_folds(
 def fold_seconds(images: int, classes: int) -> float:
     """Return about how long the training of one fold takes with a frozen encoder whose features are cached."""
     return FOLD_SECONDS + (IMAGE_SECONDS + CLASS_SECONDS * classes) * images
+
+
+def tell_time(recipe: Recipe, opened: tuple[Source, Source | None], reporter: Reporter) -> None:
+    """Tell how long a run on frozen features will take: features that are not cached, and trainings."""
+    from lopsided.runs.features import feature_seconds
+    from lopsided.training.baseline import is_quick
+
+    source = opened[0]
+    if not recipe.spec.shares_features or isinstance(source.images, Vectors) or len(source) < TIMED:
+        return
+    compared = [] if is_quick(recipe) else [named_recipe("quick")]
+    try:
+        features = sum(
+            feature_seconds(each, images)
+            for each in (recipe, *compared)
+            for images in opened
+            if images is not None and len(images)
+        )
+    except LopsidedError:  # The run itself will say what is wrong.
+        return
+    trainings = 1 if recipe.data.folds is None else recipe.data.folds * recipe.data.repeats + 1
+    seconds = features + trainings * (1 + len(compared)) * fold_seconds(len(source), len(source.classes))
+    reporter.fact(notes.expected_time(round(seconds, 1), round(features, 1), trainings))
 
 
 class FoldPlan(Plan):
@@ -150,6 +178,7 @@ def train_folds(
         below = _Part(log, plan.label(cell), first=cell is plan.folds[0])
         opened = source, held_out
         run_recipe(cell.recipe, folder / cell.path, resume=True, reporter=below, ranks=ranks, opened=opened)
+        log.count("trainings", plan.cells.index(cell) + 1, len(plan.cells))
 
     try:
         if first:

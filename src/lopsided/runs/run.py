@@ -86,7 +86,10 @@ def run_recipe(
     told(lambda: trackers.check(recipe.track))
     if told(state) != "finished":
         told(lambda: _check_early(recipe, folder))
-        opened = opened or (sources or Sources()).open(recipe, progress, ReadableImages())
+        if opened is None:
+            opened = (sources or Sources()).open(recipe, progress, ReadableImages())
+            if reporter is not None and ranks is None:
+                folds.tell_time(recipe, opened, reporter)
         with _held(folder) if first else nullcontext():
             found = told(state)  # Another process may have used the folder since.
             if found != "finished":
