@@ -5,8 +5,8 @@
 
 speed     images per second at 224 px from JPEG files of 600 x 450 pixels, with decoding: lopsided against timm's model
           in plain torch. Both decode in the same way, so that the ratio is that of the encoders. Also without decoding.
-recipes   images per second of the features of ``quick`` and ``thorough``, of ``thorough`` as it was without stages
-          (three encoders), and of timm's model at 224 px in plain torch; from the same JPEG files.
+recipes   images per second of the features of ``quick`` and ``thorough``, of both as they were without stages (one and
+          three encoders), and of timm's model at 224 px in plain torch; from the same JPEG files.
 predict   images per second of a ResNet-18 at 64 px through the engine of ``lopsided predict``, against torch with the
           fast paths and memory layout of training, and against timm's model as it is, channels-last. Decoded images.
           ``products`` are as many multiplications as the network has, as matrix products of 1,024 x 1,024: what the
@@ -134,8 +134,11 @@ def speed() -> dict[str, Any]:
     return {**found, "seconds to build the engine": round(built, 2)}
 
 
-BEFORE = "tf_efficientnet_lite0+tf_efficientnet_lite1+tf_efficientnet_lite2+pixels"
-"""The encoders of ``thorough`` before it had stages."""
+BEFORE = {
+    "quick": "tf_efficientnet_lite0+pixels",
+    "thorough": "tf_efficientnet_lite0+tf_efficientnet_lite1+tf_efficientnet_lite2+pixels",
+}
+"""The encoders of the recipes before they had stages."""
 
 
 def recipes() -> dict[str, Any]:
@@ -156,15 +159,16 @@ def recipes() -> dict[str, Any]:
             return run
 
         variants = {"timm": variant(SIZE, lambda batch: by_torch(plain, batch))}
-        named = {"quick": ("quick", None), "thorough": ("thorough", None), "thorough before": ("thorough", BEFORE)}
-        for label, (name, encoder) in named.items():
+        for name, before in BEFORE.items():
             section, side = named_recipe(name).encoder, named_recipe(name).data.image_size or SIZE
-            model = make_model(encoder or section.name, "embedded", side, computed_views(section.views))
-            variants[label] = variant(side, Engine(model, (3, side, side)).features)
+            for label, encoder in ((name, section.name), (f"{name} before", before)):
+                model = make_model(encoder, "embedded", side, computed_views(section.views))
+                variants[label] = variant(side, Engine(model, (3, side, side)).features)
         rates = in_turns(variants)
-    for label in named:
-        rates[f"{label}, ratio to timm"] = round(rates[label] / rates["timm"], 2)
-    rates["thorough, ratio to before"] = round(rates["thorough"] / rates["thorough before"], 2)
+    for name in BEFORE:
+        for unit in ("", ", per CPU second"):
+            rates[f"{name}, ratio to timm{unit}"] = round(rates[name + unit] / rates[f"timm{unit}"], 2)
+            rates[f"{name}, ratio to before{unit}"] = round(rates[name + unit] / rates[f"{name} before{unit}"], 2)
     return rates
 
 

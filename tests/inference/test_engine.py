@@ -72,3 +72,17 @@ def test_evaluating_restores_the_mode_of_each_part() -> None:
     with evaluating(module):
         assert not any(child.training for child in module.modules())
     assert [child.training for child in module.modules()] == [True, True, False]
+
+
+def test_features_do_not_depend_on_the_number_of_images_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, batch, sizes = Engine(make("test_resnet", 32), (3, 32, 32)), photos(7, 32), list[int]()
+    together, run = engine.encode(batch), engine._run
+
+    def counted(pixels: np.ndarray) -> np.ndarray:
+        sizes.append(len(pixels))
+        return run(pixels)
+
+    monkeypatch.setattr(engine, "_run", counted)
+    monkeypatch.setattr(engines, "images_per_call", lambda pixels, threads: 3)
+    assert np.array_equal(engine.encode(batch), together)
+    assert sizes == [3, 3, 1]

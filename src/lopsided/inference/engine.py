@@ -40,8 +40,9 @@ from lopsided.recipe.blocks import REGIONS, STAGES
 TOLERANCE = 1e-4
 """Largest allowed difference between onnxruntime and torch, relative to the largest feature of the image."""
 
-_BATCH = 32
-"""Images per call of onnxruntime. The memory of a call grows with this number, and more images are not faster."""
+_BATCH, _PIXELS = 32, 2**17
+"""Most images per call of onnxruntime, and most pixels if each thread has an image. The maps of more pixels leave the
+cache of the processor: 32 images of 260 pixels per side take 1.4 times as long as in calls of two."""
 
 
 class Engine:
@@ -125,7 +126,8 @@ class Engine:
         if self._session is None or batch.dtype != torch.uint8:
             return self._by_torch(batch)
         pixels = batch.contiguous().numpy()  # A view may be another order of the same memory.
-        parts = [self._run(pixels[start : start + _BATCH]) for start in range(0, len(pixels), _BATCH)]
+        number = images_per_call(pixels.shape[2] * pixels.shape[3], torch.get_num_threads())
+        parts = [self._run(pixels[start : start + number]) for start in range(0, len(pixels), number)]
         return np.concatenate(parts) if parts else self._by_torch(batch)
 
     def probabilities(self, features: Features) -> npt.NDArray[np.float64]:
@@ -149,6 +151,15 @@ class Engine:
     @property
     def _device(self) -> torch.device:
         return self._model.classifier.weight.device
+
+
+def images_per_call(pixels: int, threads: int) -> int:
+    """Return how many images of this number of pixels go through onnxruntime at a time.
+
+    >>> images_per_call(224 * 224, 2), images_per_call(64 * 64, 2), images_per_call(512 * 512, 8)
+    (2, 32, 8)
+    """
+    return min(max(_PIXELS // pixels, threads, 1), _BATCH)
 
 
 def _late_session(model: Model, shape: tuple[int, ...]) -> Any:
