@@ -372,7 +372,7 @@ def test_frozen_images_use_the_embedded_encoder_and_survive_saving(tmp_path: Pat
     model = LopsidedClassifier(recipe="quick", random_state=0, image_size=32).fit(pixels, y)
     assert model.card_.shape == (3, 32, 32)
     assert model.score(pixels, y) > 0.9
-    assert model.transform(pixels).shape == (len(pixels), 1280 + 2 * 816 + 96)
+    assert model.transform(pixels).shape == (len(pixels), 1280 + 2 * 816 + 8 * 112 + 96)
     few = model.predict_proba(pixels[:5])  # torch computes a few images, onnxruntime many.
     assert_allclose(few, model.predict_proba(pixels)[:5], atol=1e-4)
     model.save(tmp_path / "model")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -86,3 +88,21 @@ def test_features_do_not_depend_on_the_number_of_images_per_call(monkeypatch: py
     monkeypatch.setattr(engines, "images_per_call", lambda pixels, threads: 3)
     assert np.array_equal(engine.encode(batch), together)
     assert sizes == [3, 3, 1]
+
+
+@pytest.mark.slow
+def test_a_transformer_is_exported_once_and_agrees_with_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "test_vit+stages+regions+pixels"
+    monkeypatch.setenv("LOPSIDED_CACHE", str(tmp_path / "cache"))
+    model, batch = make(name, 160), photos(3, 160)
+    assert not Engine(model, (3, 160, 160)).is_fast  # A small one is not worth the export.
+    monkeypatch.setattr(engines, "_LARGE", 0)
+    fast, plain = Engine(model, (3, 160, 160)), Engine(model, (3, 160, 160), fast=False)
+    assert fast.is_fast
+    found, expected = fast.encode(batch), plain.encode(batch)
+    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+    monkeypatch.setattr(engines, "_export", lambda model, shape: None)
+    assert np.array_equal(Engine(model, (3, 160, 160)).encode(batch), found)
+    changed = make(name, 160)
+    next(changed.encoder.parameters()).data.add_(0.1)
+    assert not Engine(changed, (3, 160, 160)).is_fast  # Other weights have another graph.

@@ -313,7 +313,7 @@ def test_a_frozen_encoder_is_refitted_and_its_probabilities_are_calibrated(tmp_p
     assert run.metrics is not None
     assert run.metrics["folds"]["final"] == "refit"
     assert run.metrics["decision"]["calibrated_on"] == 39
-    assert run.features()["test"].shape == (39, 1280 + 2 * 816 + 96)
+    assert run.features()["test"].shape == (39, 1280 + 2 * 816 + 8 * 112 + 96)
     model, card = open_model(run.folder, "cpu")
     assert card.members == 1
     # The classes differ in brightness, so the model of all images tells them apart.

@@ -1,7 +1,8 @@
 """Compute the features of images: through onnxruntime on a CPU, through torch elsewhere.
 
-onnxruntime computes an encoder that ``lopsided.models.graph`` can translate. Each new engine compares one image with
-torch, and uses torch if the results differ. Vectors, MLPs and encoders without a translation use torch.
+onnxruntime computes an encoder that ``lopsided.models.graph`` can translate, or that torch can export, such as a
+transformer. Each new engine compares one image with torch, and uses torch if the results differ. Vectors, MLPs and
+other encoders use torch.
 
 Graphs are kept on disk, so that a later process computes features without the layers of the encoder: to make them, timm
 is imported, which takes longer than a few images need. A graph is found by the name, the weights and the normalisation
@@ -13,10 +14,12 @@ it. A disk error only means that the layers are made.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,6 +46,10 @@ TOLERANCE = 1e-4
 _BATCH, _PIXELS = 32, 2**17
 """Most images per call of onnxruntime, and most pixels if each thread has an image. The maps of more pixels leave the
 cache of the processor: 32 images of 260 pixels per side take 1.4 times as long as in calls of two."""
+
+
+_LARGE = 1_000_000
+"""From this number of weights on, torch's exporter writes an encoder that ``graph`` cannot translate."""
 
 
 class Engine:
@@ -178,17 +185,55 @@ def _session(model: Model, shape: tuple[int, ...], path: Path | None = None) -> 
     convolves = any(isinstance(child, nn.Conv2d) for child in model.encoder.modules())
     if len(shape) != 3 or not convolves or model.classifier.weight.device.type != "cpu":
         return None
+    mean, std = model.mean.flatten().tolist(), model.std.flatten().tolist()
     try:
-        mean, std = model.mean.flatten().tolist(), model.std.flatten().tolist()
         graph = to_onnx(model.encoder, shape[0], mean, std, (shape[1], shape[2]))
     except Exception:  # Any layer may fail in its own way, and torch can compute any encoder.
-        return None
+        if sum(weight.numel() for weight in model.encoder.parameters()) < _LARGE:
+            return None
+        path = _place([repr(model.encoder), weights_hash(model.encoder), mean, std, list(shape)])
+        known = None if path is None else load_graph(path)
+        session = None if known is None else _checked(known[0], shape, known[1])
+        if session is not None:
+            return session
+        exported = _export(model, shape)
+        if exported is None:
+            return None
+        graph = exported
     with evaluating(model):
         expected = model.encode(to_float(torch.from_numpy(_example(shape)))).numpy()
     session = _checked(graph, shape, expected)
     if session is not None and path is not None:
         store_graph(path, graph, expected)
     return session
+
+
+class _Encoding(nn.Module):
+    """The encoder of a model with its normalisation, from uint8 images to features."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return features (n, f)."""
+        return self.model.encode(to_float(images))
+
+
+def _export(model: Model, shape: tuple[int, ...]) -> bytes | None:
+    """Return the graph of an encoder by torch's exporter, or None if it cannot write it.
+
+    It needs seconds. The graph of a transformer then takes half the time of torch.
+    """
+    written, example = io.BytesIO(), torch.from_numpy(_example(shape)).repeat(2, 1, 1, 1)
+    # A failure may be of any kind, and the exporter prints the whole graph.
+    with warnings.catch_warnings(), evaluating(model), redirect_stdout(io.StringIO()), suppress(Exception):
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            _Encoding(model), (example,), written, dynamo=False, opset_version=17, input_names=[INPUT],
+            output_names=[OUTPUT], dynamic_axes={INPUT: {0: "n"}, OUTPUT: {0: "n"}},
+        )  # fmt: skip
+    return written.getvalue() or None
 
 
 def _checked(graph: bytes, shape: tuple[int, ...], expected: Features) -> Any:
@@ -220,12 +265,17 @@ def _agrees(found: Features, expected: Features) -> bool:
 
 def graph_path(model: Model, shape: tuple[int, ...]) -> Path | None:
     """Return the file of a graph, or None if there is no cache or the encoder already has its layers."""
-    root, encoder = cache_root(), model.encoder
-    if root is None or not isinstance(encoder, LateEncoder):
+    encoder = model.encoder
+    if not isinstance(encoder, LateEncoder):
         return None
     normalised = [values.flatten().tolist() for values in (model.mean, model.std)]
-    facts = [__version__, encoder.name, weights_hash(encoder), *normalised, list(shape)]
-    return root / GRAPHS / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.safetensors"
+    return _place([encoder.name, weights_hash(encoder), *normalised, list(shape)])
+
+
+def _place(facts: list[Any]) -> Path | None:
+    """Return the file of a graph that depends on these facts, or None if there is no cache."""
+    root, text = cache_root(), json.dumps([__version__, *facts])
+    return None if root is None else root / GRAPHS / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
 
 
 def load_graph(path: Path) -> tuple[bytes, Features] | None:

@@ -12,13 +12,14 @@ up to ``CHANNELS`` channels, and a regression on thousands of images took severa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d
 
 from lopsided.models.blocks.block import FeatureBlock
 from lopsided.models.blocks.stages import Maps, has_stem, stages_by, stages_of
@@ -58,9 +59,12 @@ class Regions(FeatureBlock):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the columns of one stage after the other."""
-        maps = (self._maps(name, x) for name, x in zip(self.taps, inputs, strict=True))
-        fold = torch.from_numpy(_FOLD).to(inputs[0])
-        return torch.cat([(adaptive_avg_pool2d(x, SIDE) @ fold).flatten(1) for x in maps], dim=1)
+        parts = []
+        for name, output in zip(self.taps, inputs, strict=True):
+            x = self._maps(name, output)
+            rows, columns = (torch.from_numpy(averages(int(size))).to(x) for size in x.shape[2:])
+            parts.append((rows @ x @ (columns.T @ torch.from_numpy(_FOLD).to(x))).flatten(1))
+        return torch.cat(parts, dim=1)
 
     def write(self, graph: Graph, inputs: Sequence[str]) -> str:
         """Add the same steps for the maps of a convolutional encoder, of any size."""
@@ -83,8 +87,20 @@ def first_stages(channels: Mapping[str, int]) -> dict[str, int]:
     return {name: number for name, number in channels.items() if name in taken}
 
 
+@cache
+def averages(size: int) -> npt.NDArray[np.float32]:
+    """Return the matrix (4, size) by which ``adaptive_avg_pool2d`` averages along an axis.
+
+    >>> averages(6).round(1).tolist()[:2]
+    [[0.5, 0.5, 0.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0, 0.0, 0.0]]
+    """
+    edges = np.arange(SIDE + 1) * size / SIDE
+    begin, end, pixels = np.floor(edges[:-1, None]), np.ceil(edges[1:, None]), np.arange(size)
+    return (((begin <= pixels) & (pixels < end)) / (end - begin)).astype(np.float32)
+
+
 def _averages(graph: Graph, x: str, axis: int) -> str:
-    """Add nodes for the matrix (4, size) by which ``adaptive_avg_pool2d`` averages along an axis. Return its name."""
+    """Add nodes that compute ``averages`` of the size of a value along an axis. Return the name of the matrix."""
     number = graph.add("Squeeze", [graph.add("Shape", [x], start=axis, end=axis + 1)])
     zero, one, parts = (graph.constant(np.array(value, np.float32)) for value in (0, 1, SIDE))
     size = graph.add("Cast", [number], to=1)
