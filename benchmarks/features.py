@@ -1,12 +1,14 @@
 """How fast are features of the embedded encoder, and how much memory do they need?
 
-    python benchmarks/features.py [speed] [recipes] [predict] [memory] [--record FILE.json]
+    python benchmarks/features.py [speed] [recipes] [exported] [predict] [memory] [--record FILE.json]
     python benchmarks/features.py folder --photos FOLDER [--peer SRC]
 
 speed     images per second at 224 px from JPEG files of 600 x 450 pixels, with decoding: lopsided against timm's model
           in plain torch. Both decode in the same way, so that the ratio is that of the encoders. Also without decoding.
 recipes   images per second of the features of ``quick`` and ``thorough``, of both as they were without stages (one and
           three encoders), and of timm's model at 224 px in plain torch; from the same JPEG files.
+exported  images per second of encoders with random weights that torch's exporter writes, by onnxruntime and by torch.
+          Decoded images of 224 px.
 predict   images per second of a ResNet-18 at 64 px through the engine of ``lopsided predict``, against torch with the
           fast paths and memory layout of training, and against timm's model as it is, channels-last. Decoded images.
           ``products`` are as many multiplications as the network has, as matrix products of 1,024 x 1,024: what the
@@ -172,6 +174,21 @@ def recipes() -> dict[str, Any]:
     return rates
 
 
+def exported() -> dict[str, Any]:
+    """Compare onnxruntime and torch on encoders that the package cannot translate by itself."""
+    batch = torch.randint(0, 256, (4, 3, SIZE, SIZE), dtype=torch.uint8)
+    found = {}
+    for name in ("vit_small_patch14_dinov2", "convnext_tiny"):
+        model, shape = make_model(name, "none", SIZE), (3, SIZE, SIZE)
+        engines = {"onnxruntime": Engine(model, shape), "torch": Engine(model, shape, fast=False)}
+        assert engines["onnxruntime"].is_fast
+        rates = in_turns({label: lambda own=own: len(own.encode(batch)) for label, own in engines.items()})
+        for unit in ("", ", per CPU second"):
+            rates[f"ratio{unit}"] = round(rates[f"onnxruntime{unit}"] / rates[f"torch{unit}"], 2)
+        found[name] = rates
+    return found
+
+
 def multiplications(model: Model, image: torch.Tensor) -> int:
     """Return how many multiplications the convolutions and linear layers of a network need for one image."""
     total = 0
@@ -289,10 +306,13 @@ def child(number: int, photos: Path) -> None:
     print(json.dumps({"peak MiB": round(peak), "seconds": round(time.perf_counter() - begin, 1)}))
 
 
+QUESTIONS = {"speed": speed, "recipes": recipes, "exported": exported, "predict": predict, "memory": memory}
+
+
 def main() -> None:
     """Answer the questions and add the answers to the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("questions", nargs="*", choices=["speed", "recipes", "predict", "memory", "folder", []])
+    parser.add_argument("questions", nargs="*", choices=[*QUESTIONS, "folder", []])
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--child", type=int)
     parser.add_argument("--photos", type=Path)
@@ -314,7 +334,7 @@ def main() -> None:
                 parser.error("folder needs --photos FOLDER")
             record[about] = folder(arguments.photos.resolve(), arguments.peer)
         else:
-            record[about] = {"speed": speed, "recipes": recipes, "predict": predict, "memory": memory}[question]()
+            record[about] = QUESTIONS[question]()
         print(about, json.dumps(record[about], indent=2), flush=True)
         arguments.record.write_text(json.dumps(record, indent=2) + "\n")
 
