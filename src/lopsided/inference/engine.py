@@ -230,7 +230,8 @@ def _export(model: Model, shape: tuple[int, ...]) -> bytes | None:
     with warnings.catch_warnings(), evaluating(model), redirect_stdout(io.StringIO()), suppress(Exception):
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            _Encoding(model), (example,), written, dynamo=False, opset_version=17, input_names=[INPUT],
+            _Encoding(model), (example,), written, dynamo=False,  # type: ignore[arg-type]
+            opset_version=17, input_names=[INPUT],
             output_names=[OUTPUT], dynamic_axes={INPUT: {0: "n"}, OUTPUT: {0: "n"}},
         )  # fmt: skip
     return written.getvalue() or None

@@ -96,7 +96,8 @@ def averages(size: int) -> npt.NDArray[np.float32]:
     """
     edges = np.arange(SIDE + 1) * size / SIDE
     begin, end, pixels = np.floor(edges[:-1, None]), np.ceil(edges[1:, None]), np.arange(size)
-    return (((begin <= pixels) & (pixels < end)) / (end - begin)).astype(np.float32)
+    found: npt.NDArray[np.float32] = (((begin <= pixels) & (pixels < end)) / (end - begin)).astype(np.float32)
+    return found
 
 
 def _averages(graph: Graph, x: str, axis: int) -> str:
