@@ -178,8 +178,11 @@ def cut(path: str | os.PathLike[str], end: int) -> None:
         file.truncate(end)
 
 
-def append_line(path: str | os.PathLike[str], text: str) -> None:
-    """Append one line in a single write. An unfinished line of a killed process stays a separate line."""
+def append_line(path: str | os.PathLike[str], text: str, *, flush: bool = False) -> None:
+    """Append one line in a single write. An unfinished line of a killed process stays a separate line.
+
+    With ``flush``, the line is on the disk at the end, and survives a loss of power, too.
+    """
     if "\n" in text:
         raise ValueError(sentence("a line must not contain a line break", repr(text)))
     with disk_errors(path), open(path, "ab+", buffering=0, opener=_open_plain) as file:
@@ -189,6 +192,8 @@ def append_line(path: str | os.PathLike[str], text: str) -> None:
             file.seek(end - 1)
             torn = file.read(1) != b"\n"
         file.write(("\n" * torn + text + "\n").encode())
+        if flush:
+            os.fsync(file.fileno())
 
 
 @contextmanager

@@ -6,11 +6,12 @@ import os
 import secrets
 import sys
 import webbrowser
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lopsided.cli.options import Device, Quiet, RunFolder
+from lopsided.cli.options import AllowOutside, Device, Quiet
 from lopsided.cli.output import say, show
 from lopsided.errors import InputError, MissingDependencyError
 
@@ -19,7 +20,23 @@ TOKEN = "LOPSIDED_TOKEN"
 
 
 def serve(
-    run: RunFolder = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN] [POOL]...",
+            help="RUN: folder of a finished run; default: the newest in runs/. POOL: unlabelled images to mark: files, "
+            "folders, and tables with a column path.",
+            show_default=False,
+        ),
+    ] = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the marks and for runs that are trained with them. Default: RUN-work beside the run.",
+            show_default=False,
+        ),
+    ] = None,
+    allow_outside: AllowOutside = False,
     host: Annotated[
         str, typer.Option(help="Address to listen on. Any other than this machine's own needs a token.")
     ] = "127.0.0.1",
@@ -35,13 +52,18 @@ def serve(
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Open a page on which to try the model of a run.
+    """Open a page on which to try a model and to mark images.
 
     The page takes images, shows class, calibrated probability, typicality,
     where the model looked and the nearest known images, and lets thresholds,
     costs and shares be tried out. Programs ask the same server: POST
     /v1/predict, GET /v1/model, /healthz, /metrics and /openapi.json. `lopsided
     predict --url` does so, too.
+
+    With a POOL, the most useful of its images are marked by keyboard: the
+    likeliest of a rare class, the least certain or the most unusual; and
+    doubtful labels of the run are corrected. Several people can mark at once.
+    Each mark is saved in RUN-work when its key is pressed.
 
     The server listens on this machine only. With another --host, a token is
     needed, which is printed, or taken from LOPSIDED_TOKEN. Images that are
@@ -50,10 +72,10 @@ def serve(
     \b
     Examples:
       lopsided serve --open
-      lopsided serve runs/1 --port 9000
+      lopsided serve runs/1 archive --port 9000
       lopsided serve runs/1 --host 0.0.0.0 --name lab.example.org
     """
-    from lopsided.runs.newest import named_or_newest
+    from lopsided.runs.newest import run_and_words
 
     try:
         from lopsided.serve import app, guard, server
@@ -64,14 +86,14 @@ def serve(
         do = "Run pip install 'lopsided[serve]'."
         raise MissingDependencyError(f"serve needs {error.name}, which is not installed. {do}") from None
 
-    folder = named_or_newest(run, quiet=quiet)
+    folder, pool = run_and_words(words or (), quiet=quiet)
     here = guard.is_loopback(host)
     given = os.environ.get(TOKEN, "")
     if given and (len(given) < 16 or not given.isascii() or not given.isprintable()):
         raise InputError(f"{TOKEN} must have at least 16 characters of ASCII. Leave it out to get a new one.")
     token = given or ("" if here else secrets.token_urlsafe(24))
     listener = server.bind(host, port)
-    bench = Bench(folder, device=device)
+    bench = Bench(folder, pool, work=work, device=device, allow_outside=allow_outside)
     try:
         bench.prepare()
         at, names = listener.getsockname()[1], {*guard.LOOPBACK, host.lower(), *(each.lower() for each in name or ())}

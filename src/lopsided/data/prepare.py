@@ -47,7 +47,7 @@ class Sources:
         data = recipe.data
         asked = (
             *(data.source, data.classes, data.group, data.group_from, data.path_column, data.label_column),
-            *(data.allow_outside, data.include, data.exclude, data.columns),
+            *(data.allow_outside, data.include, data.exclude, data.columns, data.corrections),
         )
         if self._listed is None or self._listed[0] != asked:
             self._listed = asked, Source.open(data)

@@ -201,6 +201,12 @@ def further_without_group(images: int, further: int, column: str) -> None:
 
 
 @note("once")
+def corrected_labels(number: int, images: int) -> str:
+    """Labels were replaced by those of tables."""
+    return f"Corrections change {_some(number, '1 label', 'labels')} of {images:,} images."
+
+
+@note("once")
 def further_labels(counts: Mapping[str, int]) -> str:
     """The number of further training images of each class."""
     few = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)

@@ -85,6 +85,11 @@ class Data(Section):
         None,
         "Tables of further labelled images, with the columns path and label, for training only; unset: none.",
     )
+    corrections: Texts | None = described(
+        None,
+        "Tables of corrected labels, with the columns path and label, which replace the labels of these images; unset: "
+        "none.",
+    )
     scenario: Text | None = described(
         None,
         'Class proportions to draw, such as "90:10,total=1000"; unset: all images. Validation and test images '

@@ -21,7 +21,7 @@ from lopsided.runs.metrics import Evaluation
 FILL_IN = "**Fill in:**"
 """Marks what only the user can say."""
 LICENCES = "https://huggingface.co/docs/hub/repositories-licenses"
-_HIDDEN = RUNTIME_FIELDS | {"data.source", "data.more", "encoder.weights", "data.fold"}
+_HIDDEN = RUNTIME_FIELDS | {"data.source", "data.more", "data.corrections", "encoder.weights", "data.fold"}
 """Fields that do not change the result, or that would publish a path of this machine."""
 
 

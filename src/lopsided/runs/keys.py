@@ -126,9 +126,12 @@ def data_key(recipe: Recipe, metrics: Mapping[str, Any]) -> str:
     return digest([source_name(recipe, metrics), kept, metrics["classes"], counts])
 
 
+_TABLES = ("data.more", "data.corrections")
+
+
 def _without_folders(path: str, value: Any) -> Any:
-    """Return the value of a field; of tables of further labels, the file names, which are the same on every machine."""
-    return [Path(table).name for table in value] if path == "data.more" and value else value
+    """Return the value of a field; of tables of labels, the file names, which are the same on every machine."""
+    return [Path(table).name for table in value] if path in _TABLES and value else value
 
 
 def added(first: Mapping[str, int], second: Mapping[str, int] | None) -> dict[str, int]:

@@ -31,6 +31,7 @@ class Labelled:
     labels: tuple[str, ...]
     digests: tuple[str, ...]
     problem: str = ""
+    names: tuple[str, ...] = ()
 
 
 def labelled_images(folder: Path, progress: Progress | None = None) -> Labelled:
@@ -43,9 +44,14 @@ def labelled_images(folder: Path, progress: Progress | None = None) -> Labelled:
     if not isinstance(images, FileImages):
         return Labelled(FileImages([], 3), (), (), f"The images of {source.name} are not files.")
     readable = images.hashed(progress=progress)
-    places = dict(zip(images.paths, source.labels.tolist(), strict=True))
-    labels = tuple(source.classes[places[path]] for path in readable.paths)
-    return Labelled(readable, labels, tuple(readable.digest(np.arange(len(readable)))))
+    places = {path: row for row, path in enumerate(images.paths)}
+    rows = [places[path] for path in readable.paths]
+    return Labelled(
+        readable,
+        tuple(source.classes[source.labels[row]] for row in rows),
+        tuple(readable.digest(np.arange(len(readable)))),
+        names=tuple(source.names[row] for row in rows),
+    )
 
 
 def trained_digests(folder: Path) -> set[str]:

@@ -188,8 +188,10 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
         changes["augment.normalisation"] = "weights"
     if recipe.track:
         changes["track"] = tuple(dict.fromkeys(map(trackers.settle, recipe.track)))
-    if recipe.data.more is not None:
-        changes["data.more"] = [os.path.abspath(path) for path in recipe.data.more]
+    for field in ("more", "corrections"):
+        tables = getattr(recipe.data, field)
+        if tables is not None:
+            changes[f"data.{field}"] = [os.path.abspath(path) for path in tables]
     before = {path: value for path, _, value in words.leaves(recipe)}
     return recipe if all(before[path] == value for path, value in changes.items()) else recipe.override(**changes)
 

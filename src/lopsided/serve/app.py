@@ -22,7 +22,18 @@ from lopsided.serve.bench import Bench
 from lopsided.serve.guard import INTERNAL, Access, Guard, JsonResponse, refused
 from lopsided.serve.limits import RefusedError
 from lopsided.serve.openapi import describe
-from lopsided.serve.requests import DecideJson, read_images, read_json
+from lopsided.serve.pool import ORDERS
+from lopsided.serve.requests import (
+    Asked,
+    CompareJson,
+    DecideJson,
+    MarkJson,
+    QueueJson,
+    RunJson,
+    SessionJson,
+    read_images,
+    read_json,
+)
 
 _FILES = {
     "report.css": ("lopsided.reports", "text/css"),
@@ -31,6 +42,8 @@ _FILES = {
     "serve.css": ("lopsided.serve", "text/css"),
     "serve.js": ("lopsided.serve", "text/javascript"),
     "try.js": ("lopsided.serve", "text/javascript"),
+    "mark.js": ("lopsided.serve", "text/javascript"),
+    "refit.js": ("lopsided.serve", "text/javascript"),
 }
 """The files of the page. Those of reports are shared with pages that need no server."""
 _COOKIE_SECONDS = 30 * 24 * 3600
@@ -49,6 +62,16 @@ def make_app(bench: Bench, access: Access) -> ASGIApp:
             Route("/v1/predict", routes.predict, methods=["POST"]),
             Route("/v1/decide", routes.decide, methods=["POST"]),
             Route("/v1/model", routes.model),
+            Route("/v1/queue", routes.queue, methods=["POST"]),
+            Route("/v1/marks", routes.mark, methods=["POST"]),
+            Route("/v1/marks", routes.marks),
+            Route("/v1/undo", routes.undo, methods=["POST"]),
+            Route("/v1/refit", routes.refit, methods=["POST"]),
+            Route("/v1/runs", routes.runs),
+            Route("/v1/use", routes.use, methods=["POST"]),
+            Route("/v1/compare", routes.compare, methods=["POST"]),
+            Route("/v1/marks.csv", routes.marks_table),
+            Route("/v1/corrections.csv", routes.corrections_table),
             Route("/healthz", routes.health),
             Route("/metrics", routes.metrics),
             Route("/openapi.json", routes.openapi),
@@ -71,7 +94,9 @@ class Routes:
             return self._admit(given)
         if not self._access.admits(request.headers):
             return _html("login.html.j2", 401, wrong=False)
-        return _html("serve.html.j2", data={"model": self._bench.served.facts()})
+        orders = [{"name": name, "words": order.words, "task": order.task} for name, order in ORDERS.items()]
+        data = {"model": self._bench.served.facts(), "orders": orders, "pool": self._bench.marking.pool.total}
+        return _html("serve.html.j2", data=data, work=self._bench.work.name)
 
     async def login(self, request: Request) -> Response:
         """Set the cookie if the token is right."""
@@ -123,6 +148,55 @@ class Routes:
         """Decide again, and count."""
         return JsonResponse(await self._bench.decide(await read_json(request, DecideJson)))
 
+    async def queue(self, request: Request) -> Response:
+        """Return the next images to mark."""
+        asked = await read_json(request, QueueJson)
+        return JsonResponse(await self._bench.call(self._bench.marking.queue, asked))
+
+    async def mark(self, request: Request) -> Response:
+        """Save a mark."""
+        asked = await read_json(request, MarkJson)
+        found = await self._bench.call(self._bench.marking.mark, asked)
+        self._bench.counters.marks.add(asked.mark)
+        return JsonResponse(found)
+
+    async def undo(self, request: Request) -> Response:
+        """Undo the last mark of a session."""
+        asked = await read_json(request, SessionJson)
+        return JsonResponse(await self._bench.call(self._bench.marking.undo, asked))
+
+    async def marks(self, request: Request) -> Response:
+        """Tell how far marking is."""
+        return JsonResponse(await self._bench.call(self._bench.marking.status))
+
+    async def refit(self, request: Request) -> Response:
+        """Start to train with the marks."""
+        await read_json(request, Asked)
+        bench = self._bench
+        return JsonResponse(await bench.call(bench.refits.start, bench.marking.journal))
+
+    async def runs(self, request: Request) -> Response:
+        """List the runs, and tell how far a training is."""
+        return JsonResponse(await self._bench.call(self._bench.refits.status))
+
+    async def use(self, request: Request) -> Response:
+        """Let another run answer."""
+        asked = await read_json(request, RunJson)
+        return JsonResponse(await self._bench.call(self._bench.change, asked.run))
+
+    async def compare(self, request: Request) -> Response:
+        """Compare two runs on the same images."""
+        asked = await read_json(request, CompareJson)
+        return JsonResponse(await self._bench.call(self._bench.refits.compare, asked.old, asked.new))
+
+    async def marks_table(self, request: Request) -> Response:
+        """Return the marks of the pool as a table."""
+        return _csv("marks.csv", await self._bench.call(self._bench.marking.journal.marks_table))
+
+    async def corrections_table(self, request: Request) -> Response:
+        """Return the corrected labels as a table."""
+        return _csv("corrections.csv", await self._bench.call(self._bench.marking.journal.corrections_table))
+
     async def model(self, request: Request) -> Response:
         """Describe the model."""
         limits = self._bench.limits
@@ -155,6 +229,11 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 _HTTP = {404: ("not_found", "There is nothing here."), 405: ("wrong_method", "This address takes another method.")}
+
+
+def _csv(name: str, text: str) -> Response:
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(text.encode(errors="surrogateescape"), media_type="text/csv; charset=utf-8", headers=headers)
 
 
 def _html(template: str, status: int = 200, *, data: Any = None, **context: Any) -> Response:

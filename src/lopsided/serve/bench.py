@@ -7,20 +7,27 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
+from lopsided import files
 from lopsided.data.stored import Sent
 from lopsided.errors import InputError
 from lopsided.inference.predict import Use
 from lopsided.reports.find_page import Picture, picture
-from lopsided.runs.known import Labelled, labelled_images
+from lopsided.runs.known import labelled_images
 from lopsided.serve.counters import Counters
 from lopsided.serve.gallery import Gallery
+from lopsided.serve.journal import Journal
 from lopsided.serve.limits import Limits, RefusedError
+from lopsided.serve.marking import Marking
 from lopsided.serve.model import Served, data_address
+from lopsided.serve.pool import Pool, doubtful
+from lopsided.serve.refit import Refits
 from lopsided.serve.requests import DecideJson, PredictOptions
 from lopsided.serve.worker import Judged, Worker
 
@@ -32,30 +39,65 @@ _PICTURE = (320, 80)
 class Bench:
     """Everything that a server has in memory. ``close`` ends its threads."""
 
-    def __init__(self, run: Path, *, device: str = "auto", limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        run: Path,
+        pool: Sequence[str] = (),
+        *,
+        work: Path | None = None,
+        device: str = "auto",
+        allow_outside: bool = False,
+        limits: Limits | None = None,
+    ) -> None:
         self.limits = limits or Limits()
+        self.work = work_folder(run) if work is None else work
+        self._listed = partial(Pool, list(pool), allow_outside=allow_outside)
+        listed = self._listed()
+        self._open = ExitStack()
+        self._open.enter_context(files.lock(self.work))
+        self.refits = Refits(self.work, run)
         self.counters, self.gallery = Counters(), Gallery()
-        self.served, self._device = Served(run, device), device
+        self.served, self._device = Served(self.refits.folder(self.refits.current), device), device
         self.worker = Worker(2 * self.limits.waiting, self.counters.batches.add)
         self._readers = ThreadPoolExecutor(os.cpu_count() or 1, "lopsided-read")
-        self._reading = 0
-        self.labelled: Labelled | None = None
-        """The labelled images of the run; None as long as they are being read."""
+        self._reading, self._changing = 0, threading.Lock()
+        self.marking = Marking(self.served, listed, Journal(self.work))
 
     def prepare(self) -> None:
         """Make the model ready, and look for the known images meanwhile."""
-        self.served.use_of(None, None)
-        self.worker.do(self.served.complete).result()
+        self._ready(self.served)
+        self._begin()
+
+    def change(self, name: str) -> dict[str, Any]:
+        """Let another run answer. Requests that have begun get the answer of the earlier one."""
+        with self._changing:
+            served = Served(self.refits.choose(name), self._device)
+            self._ready(served)
+            self.worker.drop()
+            self.served, self.marking = served, Marking(served, self._listed(), self.marking.journal)
+            self._begin()
+            return self.refits.status()
+
+    def _ready(self, served: Served) -> None:
+        served.use_of(None, None)
+        self.worker.do(served.complete).result()
+
+    def _begin(self) -> None:
         threading.Thread(target=self._look, name="lopsided-known", daemon=True).start()
 
     def _look(self) -> None:
-        self.labelled = labelled_images(self.served.folder)
-        self.worker.begin(self.served.learn(self.labelled, self.gallery))
+        served, marking = self.served, self.marking
+        labelled = labelled_images(served.folder)
+        self.worker.begin(served.learn(labelled, self.gallery))
+        marking.doubtful = doubtful(served, labelled, self.gallery)
+        self.worker.begin(marking.pool.score(served, labelled, self.gallery))
 
     def close(self) -> None:
-        """Finish what waits, and end all threads."""
+        """Finish what waits, interrupt a training, and end all threads."""
+        self.refits.stop()
         self.worker.end()
         self._readers.shutdown(cancel_futures=True)
+        self._open.close()
 
     @property
     def reading(self) -> int:
@@ -112,6 +154,10 @@ class Bench:
         answers = [served.decided(row, use) for row in p]
         return {"decide": use.decision.rule, "images": answers, "counts": await self._thread(served.counts, use)}
 
+    async def call(self, function: Callable[..., V], *arguments: Any) -> V:
+        """Call a function that may wait for the disk, in another thread than that of the requests."""
+        return await self._thread(function, *arguments)
+
     async def use(self, served: Served, decide: str | None, prevalence: str | None) -> Use:
         """Return the decision of a rule that a request names."""
         try:
@@ -147,6 +193,11 @@ class Bench:
         self.counters.images.add(answer["predicted"])
         if answer.get("unfamiliar"):
             self.counters.unfamiliar.add()
+
+
+def work_folder(run: Path) -> Path:
+    """Return the folder of the marks and the further runs of a run, beside it."""
+    return run.absolute().parent / f"{run.absolute().name}-work"
 
 
 async def _waited(future: Future[V]) -> V:

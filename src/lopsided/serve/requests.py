@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import UploadFile
@@ -48,6 +48,51 @@ class DecideJson(Asked):
     decide: Rule | None = None
     prevalence: Rule | None = None
     probabilities: list[list[Annotated[float, Field(ge=0, le=1)]]] = Field(default=[], max_length=10_000)
+
+
+Name = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Session = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]
+
+
+class SessionJson(Asked):
+    """Who asks: a name, and the session of a page."""
+
+    who: Name
+    session: Session
+
+
+class QueueJson(SessionJson):
+    """A request for the next images to mark."""
+
+    order: str
+    label: str
+    number: int = Field(5, ge=1, le=50)
+
+
+class MarkJson(SessionJson):
+    """A mark: whether an image is of the class that was ``asked``, or of which other one."""
+
+    id: str
+    task: Literal["pool", "labels"]
+    mark: Literal["yes", "no", "skip"]
+    asked: str
+    label: str = ""
+
+
+RunId = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,5})$")]
+
+
+class RunJson(Asked):
+    """The id of a run."""
+
+    run: RunId
+
+
+class CompareJson(Asked):
+    """The ids of two runs."""
+
+    old: RunId
+    new: RunId
 
 
 async def read_images(request: Request, limits: Limits) -> tuple[list[bytes], PredictOptions]:

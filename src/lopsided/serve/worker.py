@@ -79,6 +79,11 @@ class Worker:
             self._long.append(steps)
             self._changed.notify()
 
+    def drop(self) -> None:
+        """Give up all long work."""
+        with self._changed:
+            self._long.clear()
+
     def end(self) -> None:
         """Finish what waits, drop long work, and end the thread."""
         with self._changed:
@@ -130,7 +135,8 @@ class Worker:
         except Exception:  # Long work must not end the thread that answers requests.
             traceback.print_exc()
         with self._changed:
-            self._long.remove(steps)
+            if steps in self._long:
+                self._long.remove(steps)
 
 
 def _answer(asked: list[_Image | _Job], batched: Callable[[int], None]) -> None:

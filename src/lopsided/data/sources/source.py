@@ -20,7 +20,7 @@ from lopsided.data.decoding import Pixels, UnreadableImageError
 from lopsided.data.images import ArrayImages, FileImages, Images, Known, Progress
 from lopsided.data.sources import fashion, isic
 from lopsided.data.sources.groups import by_pattern, no_groups, of_folder
-from lopsided.data.sources.listing import SPLITS, TABLE_SUFFIXES, Listing, list_folder, list_table, select
+from lopsided.data.sources.listing import SPLITS, TABLE_SUFFIXES, Listing, list_folder, list_table, read_columns, select
 from lopsided.data.sources.names import Patterns, suggest_names
 from lopsided.data.sources.remote import holds_images, list_remote
 from lopsided.data.sources.vectors import is_vectors, list_vectors
@@ -79,6 +79,8 @@ class Source:
             exclude=data.exclude,
             columns=data.columns,
         )
+        if data.corrections:
+            source = corrected(source, data.corrections)
         if len(source.classes) > 1:
             return source
         (normal,) = source.classes
@@ -159,6 +161,40 @@ class Source:
             source.images.check_sizes()
         listed = tuple((self.names[index], error.reason) for index, error in broken)
         return replace(source, unreadable=self.unreadable + listed)
+
+
+def corrected(source: Source, tables: Sequence[str]) -> Source:
+    """Return a source with the labels of tables instead of its own, for the images that these tables name.
+
+    A table has the columns path and label. A path is the name of an image in the source, or leads to its file; files
+    are not opened. The last label of an image counts.
+    """
+    places = {name: row for row, name in enumerate(source.names)}
+    if isinstance(source.images, FileImages):
+        files = {os.path.abspath(path): row for row, path in enumerate(source.images.paths) if isinstance(path, Path)}
+    else:
+        files = {}
+    labels = source.labels.copy()
+    for table in map(Path, tables):
+        if table.suffix.lower() not in TABLE_SUFFIXES or not table.is_file():
+            what = "which is none" if table.exists() else "which does not exist"
+            raise DataError(sentence("corrections must be a CSV or Parquet table", f"{table}, {what}"))
+        columns = read_columns(table, {"path", "label"})
+        if not {"path", "label"} <= set(columns):
+            got = f"{', '.join(columns) or 'none'} in {table}"
+            raise DataError(sentence("a table of corrections must have the columns path and label", got))
+        for line, (path, label) in enumerate(zip(columns["path"], columns["label"], strict=True), start=2):
+            row = places.get(path, files.get(os.path.abspath(table.parent / path)))
+            if row is None:
+                got = f"{path!r:.200} in row {line} of {table}"
+                raise DataError(sentence(f"corrections must name images of {source.name}", got))
+            if label not in source.classes:
+                must = f"corrected labels must be classes of {source.name} ({', '.join(source.classes)})"
+                do = suggest_names([label], source.classes)
+                raise DataError(sentence(must, f"{label!r:.60} in row {line} of {table}", do))
+            labels[row] = source.classes.index(label)
+    fact = notes.corrected_labels(int((labels != source.labels).sum()), len(source))
+    return replace(source, labels=labels, facts=(*source.facts, fact))
 
 
 def open_source(

@@ -1,0 +1,163 @@
+"""The images that can be marked: those of a pool, scored by the model, and those of the run with doubtful labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lopsided.data.stored import ImagePath, is_address
+from lopsided.errors import InputError
+from lopsided.inference.pool import find_images
+from lopsided.runs.folder import MAX_TABLE
+from lopsided.runs.known import Labelled
+from lopsided.runs.labels import LABELS, read_table
+from lopsided.serve.gallery import Gallery
+from lopsided.serve.model import Served
+
+MOST = 200_000
+"""The largest number of images of a pool."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """An image that can be marked. ``label`` is what it is labelled as, and ``suggested`` what it looks like."""
+
+    task: str
+    image: str
+    path: str
+    probabilities: npt.NDArray[np.float64]
+    typicality: float | None = None
+    name: str = ""
+    label: str = ""
+    suggested: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What a mark of the image is about."""
+        return self.task, self.image
+
+
+class Pool:
+    """Images of files, folders and tables, as far as they are scored. Images that the run knows are left out."""
+
+    def __init__(self, paths: Sequence[str], *, allow_outside: bool = False) -> None:
+        if any(map(is_address, paths)):
+            raise InputError(
+                "The page shows the images of a pool, so they must be files of this machine. Copy them here."
+            )
+        self.total, listed = find_images(paths, allow_outside=allow_outside) if paths else (0, iter(()))
+        if self.total > MOST:
+            do = "Choose the likeliest with `lopsided find RUN POOL --class NAME --out found.csv`, and serve found.csv."
+            raise InputError(f"A pool of {self.total:,} images is too large to mark, the most is {MOST:,}. {do}")
+        self._paths: list[ImagePath] = list(listed)
+        self.candidates: list[Candidate] = []
+        self.done = self.known = self.unreadable = self.same = 0
+
+    def score(self, served: Served, labelled: Labelled, gallery: Gallery) -> Iterator[None]:
+        """Score the images, step by step. Of images with the same content one is left."""
+        seen, known = set[str](), set(labelled.digests)
+        for scores in served.stored.stream(self._paths):
+            for place, (path, reason, digest) in enumerate(
+                zip(scores.pack.paths, scores.reasons, scores.digests, strict=True)
+            ):
+                self.done += 1
+                self.unreadable += bool(reason)
+                self.known += digest in known
+                self.same += digest in seen
+                if reason or digest in known or digest in seen:
+                    continue
+                seen.add(digest)
+                typical = None if scores.typicality is None else float(scores.typicality[place])
+                name = gallery.add(digest, path)
+                full = str(Path(path).absolute())
+                self.candidates.append(Candidate("pool", name, full, scores.probabilities[place], typical))
+            yield
+
+    def to_dict(self) -> dict[str, int]:
+        """Return how far the pool is read, for JSON."""
+        counts = {"total": self.total, "done": self.done, "candidates": len(self.candidates)}
+        return counts | {"known": self.known, "unreadable": self.unreadable, "same": self.same}
+
+
+def doubtful(served: Served, labelled: Labelled, gallery: Gallery) -> list[Candidate]:
+    """Return the images of a run in the order of its label check; none if the run has no folds."""
+    places = {name: row for row, name in enumerate(labelled.names)}
+    found, num = [], len(served.classes)
+    for row in read_table(served.folder / LABELS, MAX_TABLE):
+        place = places.get(row.get("name", ""))
+        try:
+            p = float(row["p_label"]), float(row["p_suggested"])
+            label, suggested = served.classes.index(row["label"]), served.classes.index(row["suggested"])
+        except (KeyError, ValueError):
+            continue
+        if place is None or labelled.labels[place] != row["label"]:
+            continue
+        # The table has the probabilities of two classes; the others share the rest.
+        probabilities = np.full(num, max(0.0, 1 - sum(p)) / max(num - 2, 1))
+        probabilities[[label, suggested]] = p
+        path = labelled.images.paths[place]
+        name = gallery.add(labelled.digests[place], path)
+        found.append(
+            Candidate("labels", name, str(path), probabilities, None, row["name"], row["label"], row["suggested"])
+        )
+    return found
+
+
+Ranking = Callable[[Sequence[Candidate], int, Served], npt.NDArray[np.int64]]
+
+
+def _likeliest(candidates: Sequence[Candidate], label: int, served: Served) -> npt.NDArray[np.int64]:
+    return np.argsort([-each.probabilities[label] for each in candidates], kind="stable")
+
+
+def _unsure(candidates: Sequence[Candidate], label: int, served: Served) -> npt.NDArray[np.int64]:
+    """Order images by the distance between the scores of the two best classes, by the rule of the model."""
+    use = served.use_of(None, None)
+    scores = np.sort(use.decision.scores(np.array([each.probabilities for each in candidates])), axis=1)
+    return np.argsort(scores[:, -1] - scores[:, -2], kind="stable")
+
+
+def _unusual(candidates: Sequence[Candidate], label: int, served: Served) -> npt.NDArray[np.int64]:
+    return np.argsort([1.0 if each.typicality is None else each.typicality for each in candidates], kind="stable")
+
+
+def _in_order(candidates: Sequence[Candidate], label: int, served: Served) -> npt.NDArray[np.int64]:
+    return np.arange(len(candidates))
+
+
+@dataclass(frozen=True)
+class Order:
+    """A way to choose the most useful images: its words, the images that it is about, and their ranking."""
+
+    words: str
+    task: str
+    rank: Ranking
+
+
+ORDERS: Mapping[str, Order] = {
+    "likeliest": Order("the likeliest of the class", "pool", _likeliest),
+    "unsure": Order("the least certain", "pool", _unsure),
+    "unusual": Order("the most unusual", "pool", _unusual),
+    "doubtful": Order("doubtful labels of the run", "labels", _in_order),
+}
+"""The orders of images by name. The page offers those for which there are images."""
+
+
+def shown(candidate: Candidate, served: Served) -> dict[str, Any]:
+    """Return what the page shows of an image. Its path stays here."""
+    use = served.use_of(None, None)
+    content: dict[str, Any] = {
+        "id": candidate.image,
+        "task": candidate.task,
+        "probabilities": dict(zip(served.classes, candidate.probabilities.tolist(), strict=True)),
+    }
+    if candidate.task == "labels":
+        return content | {"name": candidate.name, "label": candidate.label, "suggested": candidate.suggested}
+    name = Path(candidate.path).name
+    content |= {"name": name, "predicted": use.decision.answer(candidate.probabilities, served.classes)}
+    return content if candidate.typicality is None else content | {"typicality": candidate.typicality}
