@@ -83,3 +83,22 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def live(bench: Bench) -> Iterator[str]:
+    """The address of a real server of the workbench, in a thread of this process."""
+    import threading
+
+    from lopsided.serve import server
+    from lopsided.serve.app import make_app
+    from lopsided.serve.guard import LOOPBACK, Access
+
+    listener = server.bind("127.0.0.1", 0)
+    made = server.made(make_app(bench, Access(LOOPBACK)), bench.limits)
+    thread = threading.Thread(target=lambda: made.run(sockets=[listener]), daemon=True)
+    thread.start()
+    wait_for(lambda: made.started)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    made.should_exit = True
+    thread.join(30)

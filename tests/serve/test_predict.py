@@ -197,7 +197,7 @@ def test_the_model_is_described(client: TestClient) -> None:
     assert facts["classes"] == ["cat", "dog"]
     assert facts["rarest"] == "dog"
     assert facts["decide"] == "balanced"
-    assert facts["recognises_unfamiliar"]
+    assert 0 < facts["unfamiliar_level"] < 1
     assert "dog: finds" in facts["headlines"][0]
     assert client.get("/healthz").json() == {"status": "ok"}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +42,8 @@ from lopsided.errors import InputError
 if TYPE_CHECKING:
     from lopsided.data.sources.listing import Listing
     from lopsided.data.sources.names import Patterns
-    from lopsided.inference.predict import Answer, Familiarity, Summary, Use
+    from lopsided.evaluation.decision import Decision
+    from lopsided.inference.predict import Answer, Familiarity, Stream, Summary, Use
     from lopsided.models.model import Model, ModelCard
     from lopsided.runs.find import Elsewhere
 
@@ -77,6 +79,13 @@ def predict(
     batch_size: BatchSize = 64,
     device: Device = "auto",
     engine: Cluster = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Send the images to the server of `lopsided serve` at this address; there is no RUN then.",
+            show_default=False,
+        ),
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -105,22 +114,24 @@ def predict(
       lopsided predict run inbox --unfamiliar first --out answers.csv
       lopsided predict run inbox --maps where-it-looked --out answers.csv
       lopsided predict run inbox | sort -t, -k3 -g
+      lopsided predict inbox --url http://127.0.0.1:8765 --out answers.csv
     """
     from lopsided.data.sources.names import Patterns, Twins
     from lopsided.data.stored import ImagePath, is_address
-    from lopsided.facts import notes
-    from lopsided.inference import predict as stream
     from lopsided.inference.pool import find_images
-    from lopsided.progress import counter
     from lopsided.recipe.views import parse_tta
     from lopsided.runs.newest import run_and_words
     from lopsided.runs.reopen import columns_of, open_familiarity, open_model, open_use, use_views
 
+    output = _Output(out, as_json=as_json, quiet=quiet)
+    if url is not None:
+        here = {"--maps": maps, "--tta": tta, "--engine": engine, "--unfamiliar": unfamiliar, "--level": level}
+        _predict_there(url, words, decide, prevalence, Patterns(include or (), exclude or ()), output, here)
+        return
     run, images = run_and_words(words, quiet=quiet)
     if not images:
         raise InputError(f"Images are missing. Write lopsided predict {shlex.quote(str(run))} IMAGES.")
-    for path in (out, None if out is None else stream.unreadable_path(out)):
-        check_out(path, *images)
+    output.check(images)
     wanted = parse_tta(tta)
     if wanted is not None and engine == "ray":
         raise InputError(
@@ -150,40 +161,97 @@ def predict(
     from lopsided.runs.predict import answering
 
     target = Terminal() if sys.stdout.isatty() else sys.stdout  # Before a cluster redirects the output of Ray.
-    with (
-        answering(
-            model,
-            card,
-            paths,
-            use,
-            total=total,
-            batch_size=batch_size,
-            elsewhere=elsewhere,
-            tables=tables,
-            bank=None if familiarity is None else familiarity.bank,
-        ) as given,
-        counter("predicting", quiet=quiet) as progress,
-    ):
+    with answering(
+        model,
+        card,
+        paths,
+        use,
+        total=total,
+        batch_size=batch_size,
+        elsewhere=elsewhere,
+        tables=tables,
+        bank=None if familiarity is None else familiarity.bank,
+    ) as given:
         answers = _mapped(given, model, card, use, maps)
-        if out is None:
-            summary = stream.stream_predictions(
-                answers, card.classes, target, as_json=as_json, decision=use.decision, familiarity=familiarity
-            )
-            stream.check_any(summary)
-        else:
-            if not quiet:
-                say_replaced(out)
-            summary = stream.write_predictions(
-                answers,
-                card.classes,
-                out,
-                decision=use.decision,
-                familiarity=familiarity,
-                total=total,
-                progress=progress,
-            )
-    _tell(summary, out, familiarity, as_json=as_json)
-    tell_facts([notes.no_bank()] if familiarity is None else familiarity.facts(), quiet=quiet)
+        output.write(answers, card.classes, use.decision, familiarity, total, target)
+
+
+def _predict_there(
+    url: str,
+    images: Sequence[str],
+    decide: str | None,
+    prevalence: str | None,
+    patterns: Patterns,
+    output: _Output,
+    here: Mapping[str, object],
+) -> None:
+    """Send images to a server. ``here`` are options that only a run of this machine has, and their values."""
+    from lopsided.inference.pool import find_images
+    from lopsided.recipe.rules import read_rule
+    from lopsided.serve.client import Client
+
+    unused = next((name for name, value in here.items() if value is not None), None)
+    if unused is not None:
+        raise InputError(
+            f"{unused} needs a run of this machine and cannot be used with --url. Leave out one of the two."
+        )
+    output.check(images)
+    total, paths = find_images(images, patterns)
+    client = Client(url, read_rule(decide), prevalence)
+    _warn_of_formulas(client.classes)
+    target = Terminal() if sys.stdout.isatty() else sys.stdout
+    output.write(client.answers(paths), client.classes, client.decision, client.familiarity, total, target)
+
+
+@dataclass(frozen=True)
+class _Output:
+    """Where answers go: to a file or to standard output, as CSV or as JSON."""
+
+    out: Path | None
+    as_json: bool
+    quiet: bool
+
+    def check(self, images: Sequence[str]) -> None:
+        """Raise if a file cannot be written, or would overwrite an image."""
+        from lopsided.inference.predict import unreadable_path
+
+        for path in (self.out, None if self.out is None else unreadable_path(self.out)):
+            check_out(path, *images)
+
+    def write(
+        self,
+        answers: Iterator[Answer],
+        classes: Sequence[str],
+        decision: Decision,
+        familiarity: Familiarity | None,
+        total: int,
+        target: Stream,
+    ) -> None:
+        """Write all answers, and tell what there is to say about them."""
+        from lopsided.facts import notes
+        from lopsided.inference import predict as stream
+        from lopsided.progress import counter
+
+        with counter("predicting", quiet=self.quiet) as progress:
+            if self.out is None:
+                summary = stream.stream_predictions(
+                    answers, classes, target, as_json=self.as_json, decision=decision, familiarity=familiarity
+                )
+                stream.check_any(summary)
+            else:
+                if not self.quiet:
+                    say_replaced(self.out)
+                summary = stream.write_predictions(
+                    answers,
+                    classes,
+                    self.out,
+                    decision=decision,
+                    familiarity=familiarity,
+                    total=total,
+                    progress=progress,
+                )
+        _tell(summary, self.out, familiarity, as_json=self.as_json)
+        tell_facts([notes.no_bank()] if familiarity is None else familiarity.facts(), quiet=self.quiet)
 
 
 def _list_vectors(paths: Sequence[str], patterns: Patterns, elsewhere: Elsewhere | None) -> list[Listing]:

@@ -15,9 +15,6 @@ from lopsided.cli.options import AllowOutside, Device, Quiet
 from lopsided.cli.output import say, show
 from lopsided.errors import InputError, MissingDependencyError
 
-TOKEN = "LOPSIDED_TOKEN"
-"""The variable of the environment with the token of a server; by default it is a new one each time."""
-
 
 def serve(
     words: Annotated[
@@ -80,6 +77,7 @@ def serve(
     try:
         from lopsided.serve import app, guard, server
         from lopsided.serve.bench import Bench
+        from lopsided.serve.client import TOKEN
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "python_multipart", "multipart"):
             raise

@@ -188,7 +188,7 @@ class Served:
             "calibrated_on": card.calibrated_on,
             "decide": use.decision.rule,
             "decide_words": explain(use.decision, card.classes),
-            "recognises_unfamiliar": self._familiarity is not None,
+            "unfamiliar_level": None if self._familiarity is None else self._familiarity.level,
             "maps": self.maps is not None,
             "headlines": self._headlines(),
         }

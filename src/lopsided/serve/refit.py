@@ -180,7 +180,7 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _name(folder: Path, number: str) -> str:
-    return folder.absolute().name if number == BASE else f"with marks, {number}"
+    return f"run {folder.absolute().name}" if number == BASE else f"refit {number}"
 
 
 def _facts(folder: Path) -> dict[str, Any]:

@@ -37,8 +37,8 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def run(app: ASGIApp, listener: socket.socket, limits: Limits, started: Callable[[], None]) -> None:
-    """Serve an app until the process is asked to stop."""
+def made(app: ASGIApp, limits: Limits) -> Server:
+    """Return a server of an app."""
     config = uvicorn.Config(
         app,
         access_log=False,
@@ -52,5 +52,11 @@ def run(app: ASGIApp, listener: socket.socket, limits: Limits, started: Callable
         timeout_keep_alive=15,
         timeout_graceful_shutdown=int(limits.seconds) + 5,
     )
+    return Server(config)
+
+
+def run(app: ASGIApp, listener: socket.socket, limits: Limits, started: Callable[[], None]) -> None:
+    """Serve an app until the process is asked to stop."""
+    server = made(app, limits)
     started()
-    Server(config).run(sockets=[listener])
+    server.run(sockets=[listener])

@@ -117,6 +117,9 @@
     $("who").addEventListener("change", () => { keep("lopsided-who", who()); fill(); });
     $("order").addEventListener("change", () => { keep("lopsided-order", $("order").value); here = null; fill(); });
     $("mark-class").addEventListener("change", () => { here = null; fill(); });
+    // After a name or a click on a menu, keys mark again; with Tab one stays where one is.
+    $("who").addEventListener("keydown", (event) => { if (event.key === "Enter") $("who").blur(); });
+    for (const id of ["order", "mark-class"]) $(id).addEventListener("change", () => { if (!$(id).matches(":focus-visible")) $(id).blur(); });
     const KEYS = { y: () => give("yes"), n: () => give("no"), s: () => give("skip"), u: undo };
     model.classes.forEach((label, place) => {
       const button = element("button", "", name(label));

@@ -45,7 +45,7 @@
       if (run.finished && !run.current) {
         const button = element("button", "quiet", "Use this run");
         button.type = "button";
-        button.setAttribute("aria-label", `Use the run ${run.name}`);
+        button.setAttribute("aria-label", `Use this run: ${run.name}`);
         button.addEventListener("click", () => use(run.id, button));
         row.append(button);
       }
