@@ -77,7 +77,7 @@ def impostor(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        do_POST = do_GET
+        do_POST = do_GET  # noqa: N815  The name that the handler calls.
 
         def log_message(self, format: str, *args: object) -> None:
             pass

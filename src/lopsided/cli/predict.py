@@ -192,9 +192,7 @@ def _predict_there(
 
     unused = next((name for name, value in here.items() if value is not None), None)
     if unused is not None:
-        raise InputError(
-            f"{unused} needs a run of this machine and cannot be used with --url. Leave out one of the two."
-        )
+        raise InputError(f"{unused} needs a run of this machine, not --url. Leave out one of the two.")
     output.check(images)
     total, paths = find_images(images, patterns)
     client = Client(url, read_rule(decide), prevalence)

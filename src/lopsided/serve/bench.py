@@ -152,13 +152,8 @@ class Bench:
         use = await self.use(served, asked.decide, asked.prevalence)
         p = use.probabilities(np.array(asked.probabilities).reshape(-1, len(served.classes)))
         answers = [served.decided(row, use) for row in p]
-        decision = use.decision.model_dump(mode="json")
-        return {
-            "decide": use.decision.rule,
-            "decision": decision,
-            "images": answers,
-            "counts": await self._thread(served.counts, use),
-        }
+        decision, counts = use.decision.model_dump(mode="json"), await self._thread(served.counts, use)
+        return {"decide": use.decision.rule, "decision": decision, "images": answers, "counts": counts}
 
     async def call(self, function: Callable[..., V], *arguments: Any) -> V:
         """Call a function that may wait for the disk, in another thread than that of the requests."""

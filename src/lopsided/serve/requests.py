@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import logging
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -14,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from lopsided.serve.limits import MEGABYTE, Limits, RefusedError
 
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # Forms that cannot be read are answered, not logged.
 _MOST_TEXT = 64 * 1024
 """Bytes of an option in a form."""
 Content = TypeVar("Content", bound=BaseModel)

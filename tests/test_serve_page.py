@@ -1,0 +1,87 @@
+"""The examples of docs/serve.md, run against a real server."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serve.test_process import served
+from tiny import write_photos
+
+pytestmark = pytest.mark.slow
+PAGE = (Path(__file__).parents[1] / "docs" / "serve.md").read_text()
+
+
+def example(language: str, word: str) -> str:
+    found = [text for text in re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL) if word in text]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from lopsided import cli
+
+    folder = tmp_path_factory.mktemp("page")
+    photos = write_photos(folder / "photos", {"cat": 12, "dog": 8})
+    quick = ["--recipe", "quick", "--quiet", "--folds", "2", "--device", "cpu", "image_size=32"]
+    assert cli.run(["fit", str(photos), "--out", str(folder / "run"), *quick]) == 0
+    shutil.copytree(photos / "dog", folder / "inbox")
+    shutil.copy(photos / "dog" / "001.png", folder / "photo.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def port(folder: Path) -> Iterator[int]:
+    with served(folder / "run", "--work", folder / "work") as (_, port, _line):
+        yield port
+
+
+def run(command: list[str], folder: Path) -> str:
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_curl(folder: Path, port: int) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    text = example("sh", "curl").replace("8765", str(port))
+    assert json.loads(run(["sh", "-c", text], folder))["images"][0]["predicted"] == "dog"
+
+
+def test_python(folder: Path, port: int) -> None:
+    text = example("python", "urllib").replace("8765", str(port))
+    assert run([sys.executable, "-c", text], folder).startswith("dog {'cat': ")
+
+
+def test_javascript(folder: Path, port: int) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    assert run([node, "-e", example("javascript", "fetch").replace("8765", str(port))], folder).startswith(
+        "dog { cat: "
+    )
+
+
+def test_the_command(folder: Path, port: int) -> None:
+    text = example("sh", "--url").replace("8765", str(port)).replace("lopsided", f"{sys.executable} -m lopsided", 1)
+    run(["sh", "-c", text], folder)
+    assert (folder / "answers.csv").read_text().count("dog") >= 8
+
+
+def test_limits_are_those_of_the_server() -> None:
+    from lopsided.serve.limits import MEGABYTE, Limits
+
+    limits = Limits()
+    said = " ".join(PAGE.split())
+    assert f"At most {limits.images} images and {limits.request_bytes // MEGABYTE} MB per request" in said
+    assert f"{limits.image_bytes // MEGABYTE} MB and {limits.pixels // 10**6} million pixels per image" in said
+    assert f"{limits.seconds:g} s per answer, {limits.waiting} images and {limits.bytes_at_once // MEGABYTE} MB" in said
