@@ -140,7 +140,9 @@ def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
         return busy.pop() if busy else (200, json.dumps({**MODEL, **RULE}).encode())
 
     with impostor(answer) as url:
-        assert client.Client(url).classes == ("cat", "dog")
+        asked = client.Client(url)
+        asked.close()
+        assert asked.classes == ("cat", "dog")
     assert busy == []
 
 

@@ -69,8 +69,16 @@ class Client:
 
     def __init__(self, url: str, decide: str | None = None, prevalence: str | None = None) -> None:
         self._place, self._threads = _parse(url), local()
+        self._connections: list[http.client.HTTPConnection] = []
         self._headers = {"Authorization": f"Bearer {token}"} if (token := os.environ.get(TOKEN)) else {}
         self._options = {key: text for key, text in (("decide", decide), ("prevalence", prevalence)) if text}
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
         model = self._ask("GET", "/v1/model")
         chosen = self._post_json("/v1/decide", self._options)
         try:
@@ -88,8 +96,16 @@ class Client:
         """Yield an answer for each image, in order."""
         rest = iter(paths)
         chunks = iter(lambda: list(islice(rest, _TOGETHER)), [])
-        for part in ordered_map(self._predict, chunks, _AT_ONCE):
-            yield from part
+        try:
+            for part in ordered_map(self._predict, chunks, _AT_ONCE):
+                yield from part
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._connections:
+            connection.close()
 
     def _predict(self, paths: Sequence[ImagePath]) -> list[Answer]:
         contents = [self._read(path) for path in paths]
@@ -138,7 +154,7 @@ class Client:
     def _ask(self, method: str, path: str, body: bytes | None = None, kind: str = "") -> dict[str, Any]:
         headers = self._headers | ({"Content-Type": kind} if kind else {})
         for again in range(_TRIES):
-            status, content = self._exchange(method, self._place.path + path, body, headers, again)
+            status, content = self._exchange(method, self._place.path + path, body, headers)
             if status != 503:
                 break
             time.sleep(min(5.0, 0.2 * 2**again))  # The server is busy.
@@ -154,9 +170,7 @@ class Client:
         do = f" Set {TOKEN} to it." if status == 401 else ""
         raise (InputError if status == 422 else RunError)(f"{error['message'][:1000]}{do}")
 
-    def _exchange(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], again: int
-    ) -> tuple[int, bytes]:
+    def _exchange(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
         for fresh in (False, True):  # A server may have closed a connection that was idle.
             try:
                 connection = self._connection(fresh)
@@ -181,6 +195,7 @@ class Client:
                 self._threads.connection = http.client.HTTPSConnection(host, port, timeout=_SECONDS, context=context)
             else:
                 self._threads.connection = http.client.HTTPConnection(host, port, timeout=_SECONDS)
+            self._connections.append(self._threads.connection)
         connection: http.client.HTTPConnection = self._threads.connection
         return connection
 

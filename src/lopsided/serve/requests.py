@@ -140,27 +140,32 @@ def checked(form: type[Content], content: Any) -> Content:
 class _InMemory(MultiPartParser):
     spool_max_size = 1 << 40  # Nothing is written to disk; the size of a request is limited before.
 
+    def close(self) -> None:
+        """Forget all files, also one that has no end."""
+        for file in self._files_to_close_on_error:
+            file.close()
+
 
 async def _read_form(request: Request, limits: Limits) -> tuple[list[bytes], PredictOptions]:
     fields = len(PredictOptions.model_fields)
+    parser = _InMemory(
+        request.headers, request.stream(), max_files=limits.images, max_fields=fields, max_part_size=_MOST_TEXT
+    )
     try:
-        parser = _InMemory(
-            request.headers, request.stream(), max_files=limits.images, max_fields=fields, max_part_size=_MOST_TEXT
-        )
-        form = await parser.parse()
+        images, options = [], {}
+        for name, value in (await parser.parse()).multi_items():
+            if isinstance(value, UploadFile):
+                images.append(await value.read())
+            else:
+                options[name] = value
     except MultiPartException as error:
         if "Too many files" in error.message:
             raise _too_many(limits) from None
         raise RefusedError(400, "no_form", f"The form cannot be read: {error.message.rstrip('.')}.") from None
     except ClientDisconnect:
         raise RefusedError(400, "disconnected", "The request ended too early.") from None
-    images, options = [], {}
-    for name, value in form.multi_items():
-        if isinstance(value, UploadFile):
-            images.append(await value.read())
-            await value.close()
-        else:
-            options[name] = value
+    finally:
+        parser.close()
     if not images:
         raise RefusedError(422, "no_image", "The form holds no image. Send files in fields called image.")
     return images, checked(PredictOptions, options)
