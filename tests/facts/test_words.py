@@ -15,6 +15,7 @@ WORDS = [
         "Recipe: quick, because no recipe was named: a regression on vectors of 512 numbers, without an encoder. Use "
         "--recipe adapter or from-scratch to train layers on them.",
     ),
+    (notes.corrected_labels(1, 1200), "Corrections change 1 label of 1,200 images."),
     (notes.vectors(1000, 512), "1,000 vectors of 512 numbers, standardised by the training rows."),
     (
         notes.quick_by_size(4000),
