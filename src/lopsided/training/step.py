@@ -18,7 +18,7 @@ passes use the same masks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,9 +29,11 @@ from torch import Tensor
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError, is_out_of_memory
 from lopsided.losses import catalogue
-from lopsided.losses.objective import Samples
+from lopsided.losses.objective import Objective, Samples
 from lopsided.losses.queue import FeatureQueue
+from lopsided.models.encoders import seeded_init
 from lopsided.models.machine import evaluating, seeded
+from lopsided.recipe import LossSettings
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.batches import Batch, Mix, Mixer, mirrored, partners_of
@@ -39,8 +41,6 @@ from lopsided.training.batches import Batch, Mix, Mixer, mirrored, partners_of
 if TYPE_CHECKING:
     from lopsided.training.loop import Stage
 
-
-from collections.abc import Mapping, Sequence
 
 _TYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SCALE, _GROWTH = "scaler.scale", "scaler.growth"
@@ -124,6 +124,16 @@ def of_loss(entry: catalogue.Loss, what: str) -> Iterator[None]:
         if error.__cause__ is not None and is_out_of_memory(error.__cause__):
             raise error.__cause__ from None
         raise InputError(str(error)) from error
+
+
+def make_objective(loss: LossSettings, counts: Tensor, width: int, seed: int) -> Objective:
+    """Return the loss of a stage, given the images of each class and the number of columns of the projections."""
+    entry = loss.entry
+    with seeded_init(seed, "objective"), of_loss(entry, "its constructor"):
+        objective = entry.load()(counts, width, **loss.parameters)
+        if not isinstance(objective, Objective):
+            raise TypeError(f"{type(objective).__name__} does not derive from lopsided.losses.Objective")
+        return objective
 
 
 class Step:

@@ -32,7 +32,7 @@ class EndToEndSpec(MethodSpec):
     """One stage with a classification loss, or with a joint one."""
 
     name = "end-to-end"
-    trainer = "lopsided.training.methods.end_to_end:EndToEndTrainer"
+    trainer = "lopsided.training.methods.staged:EndToEndTrainer"
     finishers = ("linear", "crt", "lws", "tau-norm")
 
     def unused(self, path: str, recipe: Recipe) -> str | None:

@@ -20,7 +20,7 @@ class TwoStageSpec(MethodSpec):
     """The paper's method."""
 
     name = "two-stage"
-    trainer = "lopsided.training.methods.two_stage:TwoStageTrainer"
+    trainer = "lopsided.training.methods.staged:TwoStageTrainer"
     finishers = ("linear", "tau-norm")
     no_finisher = ", whose second stage trains a new classifier anyway"
 

@@ -43,6 +43,7 @@ from lopsided.training.methods.frozen import tell_choice
 from lopsided.training.methods.trainer import FeatureTrainer
 from lopsided.training.regression import Regression, fit_regression, inner_folds, rarest, standardisation
 from lopsided.training.reporter import Reporter
+from lopsided.training.step import make_objective
 
 Floats = npt.NDArray[np.float64]
 Fold = tuple[Indices, Indices]
@@ -299,13 +300,17 @@ class AdapterTrainer(FeatureTrainer):
         assert adapter is not None
         found: list[Joined] = []
 
+        def objective(labels: Indices) -> Objective:
+            counts = torch.from_numpy(np.bincount(labels, minlength=self.num_classes))
+            return make_objective(recipe.encoder_training.loss, counts, recipe.adapter.out, recipe.seed)
+
         def fit() -> dict[str, Tensor]:
             self.log.stage("adapter", recipe.encoder_training.epochs, steps)
             joined = fit_adapter(
                 adapter,
                 Rows(features, train.labels, train.groups, self.num_classes, self.importance),
                 recipe,
-                lambda labels: self.objective_of(recipe.encoder_training.loss, labels, recipe.adapter.out),
+                objective,
                 device=self.device,
                 count=lambda done, total: self.log.count("heads", done, total),
             )

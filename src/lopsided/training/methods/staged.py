@@ -3,36 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lopsided.data.inputs import Inputs, MemoryInputs, Part
+from lopsided.data.augment import Augment, to_float
+from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, row_batches
 from lopsided.data.samplers import BatchSampler
+from lopsided.errors import InputError, sentence
+from lopsided.evaluation.calibration import TINY, HeldBack, fit_calibration
+from lopsided.evaluation.decision import resolve
 from lopsided.evaluation.metric_table import figure_of
 from lopsided.facts import Fact, notes
+from lopsided.inference.scorer import share_rows
 from lopsided.losses.deferred import ReweightedObjective
 from lopsided.losses.objective import Objective
 from lopsided.models.encoders import seeded_init
 from lopsided.models.heads import ProjectionHead
 from lopsided.models.machine import evaluating
 from lopsided.models.model import all_finite
-from lopsided.recipe import Classifier, EncoderTraining
+from lopsided.recipe import Classifier, EncoderTraining, LossSettings, Recipe
 from lopsided.seeds import derive_seed
 from lopsided.stopping import STOPPING
 from lopsided.training.checkpoint import State, load_strictly, restoring
-from lopsided.training.finishers import FINISHERS, Finisher
+from lopsided.training.finishers import FINISHERS, Finisher, SecondStage
 from lopsided.training.loop import Loop, Stage, deferred_epoch, first_kept
-from lopsided.training.methods.trainer import Trainer, unchanged
+from lopsided.training.methods.trainer import Trainer
+from lopsided.training.prior import carried_prior
 from lopsided.training.selection import Judged, Selection, centroid_logits, figures, probe_rows, tempered_log_loss
+from lopsided.training.step import make_objective
 
 
 class StagedTrainer(Trainer):
     """Trains the encoder in a first stage, and finishes the classifier."""
+
+    early = False
+    """Whether the epoch to be judged comes before the class weights of the last epochs."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.augment = self._choose_augment()
 
     @property
     def trains_norms(self) -> bool:
@@ -199,7 +215,7 @@ class StagedTrainer(Trainer):
                 _repeat(x, views), generator, start=start * views, total=total * views
             ),
             output=output,
-            objective=self._reweighted(self.objective_of(settings.loss)),
+            objective=self._reweighted(self._objective(settings.loss)),
             projected=self.recipe.head.out if "projections" in needs else 0,
             judge=judge,
             views=views,
@@ -221,6 +237,10 @@ class StagedTrainer(Trainer):
                 classifier = self.head(self.recipe.encoder_training.loss, self.card.features)
         parts = {"encoder": self.model.encoder, "classifier": classifier, "projection": projection}
         return nn.ModuleDict(parts), [projection, classifier]
+
+    def _objective(self, loss: LossSettings) -> Objective:
+        counts = torch.from_numpy(self.prepared.counts())
+        return make_objective(loss, counts, self.recipe.head.out, self.recipe.seed)
 
     def _reweighted(self, objective: Objective) -> Objective:
         """Return the objective of the first stage with the class weights of its last epochs, if it has any."""
@@ -267,7 +287,7 @@ class StagedTrainer(Trainer):
         part, transform = prepared.train, encode
         if not settings.augment:
             part = Part(MemoryInputs(self.features(part.inputs)), part.labels)
-            transform = unchanged
+            transform = _unchanged
         self.model.encoder.eval()
         return Stage(
             name="classifier",
@@ -278,7 +298,7 @@ class StagedTrainer(Trainer):
             sampler=self._sampler("classifier", settings),
             transform=transform,
             output=output,
-            objective=self.objective_of(settings.loss),
+            objective=self._objective(settings.loss),
             judge=None if val is None else judge,
         )
 
@@ -306,6 +326,86 @@ class StagedTrainer(Trainer):
 
         return judge
 
+    def _choose_augment(self) -> Callable[..., Tensor]:
+        cutmix = self.recipe.encoder_training.cutmix
+        if self.prepared.kind == "vector" and cutmix:
+            must = "encoder_training.cutmix must be 0 for vectors, which have no boxes"
+            raise InputError(sentence(must, cutmix, "Use encoder_training.mixup."))
+        if self.prepared.kind == "vector":
+            return _unchanged
+        section = self.recipe.augment
+        return Augment(
+            rotation=section.rotation,
+            horizontal_flip=section.horizontal_flip,
+            vertical_flip=section.vertical_flip,
+            crop=section.crop,
+            colour=section.colour,
+        )
+
+    @contextmanager
+    def following(self, recipe: Recipe) -> Iterator[None]:
+        """Follow another recipe inside the block."""
+        whole, self.recipe = self.recipe, recipe
+        try:
+            yield
+        finally:
+            self.recipe = whole
+
+    def features(self, inputs: Inputs, rows: Indices | None = None) -> Tensor:
+        """Return the features of inputs, not augmented, in the order of ``rows``. Each rank computes a share."""
+        size = self.recipe.encoder_training.batch_size
+        rows = np.arange(len(inputs)) if rows is None else rows
+        share, sizes = share_rows(len(rows), self.ranks)
+        own = rows[share]
+        parts = [torch.empty(0, self.card.features, device=self.device)]
+        with evaluating(self.model):
+            batches = inputs.batches(own[part] for part in row_batches(len(own), size))
+            plain = (x.to(self.device) for _, x in batches)
+            parts += [self.model.features(to_float(x) if x.ndim == 4 else x) for x in plain]
+        return self.ranks.gather(torch.cat(parts), sizes)
+
+    def judged(self, logits: Tensor, labels: Indices) -> Judged:
+        """Return the figures of validation images by the rule ``balanced``, or by ``plain`` if the recipe sets it."""
+        prior = carried_prior(self.recipe, self.prepared.counts(), early=self.early)
+        kind = self.recipe.decision.calibration
+        rule = "plain" if self.recipe.decision.rule == "plain" else "balanced"
+        p = logits.double().softmax(dim=1).cpu().numpy()
+        if kind != "none":  # As the finished model will be.
+            p = fit_calibration(HeldBack(p, labels), prior, biases=kind == "affine")(p)
+        found = figures(resolve(rule, self.prepared.classes, prior).decide(p), labels, self.num_classes)
+        balanced = np.log(np.maximum(p, TINY)) + np.array(resolve("balanced", self.prepared.classes, prior).offsets)
+        return found | {"log_loss": tempered_log_loss(balanced, labels)}
+
+
+class TwoStageTrainer(StagedTrainer):
+    """Two stages: the encoder with a projection head, and then a linear layer on the frozen encoder."""
+
+    def first_stage(self) -> Stage:
+        """Return the first stage, which validation images judge by class means: it has no classifier of its own."""
+        val = self.prepared.val
+        judge = None if val is None else self.judge_by_means(val, self.features)
+        # The second stage trains the model's own classifier from the start.
+        return self.network_stage("encoder", judge, apart=True)
+
+    def finishers(self) -> list[Finisher]:
+        """Return the second stage, and what follows it."""
+        return [SecondStage(), *super().finishers()]
+
+
+class EndToEndTrainer(StagedTrainer):
+    """End to end: one stage with encoder, linear layer, and a projection head if the loss needs projections."""
+
+    def first_stage(self) -> Stage:
+        """Return the only stage, which validation images judge by the classifier."""
+        val = self.prepared.val
+        judge = None if val is None else self.judge_by_classifier(val, self.features)
+        return self.network_stage("end-to-end", judge)
+
 
 def _repeat(x: Tensor, views: int) -> Tensor:
     return x if views == 1 else x.repeat_interleave(views, dim=0)
+
+
+def _unchanged(x: Tensor, *_: object, **__: object) -> Tensor:
+    """Return inputs as they are."""
+    return x

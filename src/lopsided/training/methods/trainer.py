@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -14,18 +13,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from lopsided.data.augment import Augment, to_float
-from lopsided.data.inputs import Indices, Inputs, Part, Prepared, row_batches
+from lopsided.data.inputs import Part, Prepared
 from lopsided.distributed import Ranks
 from lopsided.entries import load
-from lopsided.errors import InputError, RunError, sentence
-from lopsided.evaluation.calibration import TINY, HeldBack, fit_calibration
-from lopsided.evaluation.decision import resolve
+from lopsided.errors import InputError, RunError
 from lopsided.facts import Fact, cautions, notes
 from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import cache_root
-from lopsided.inference.scorer import Scorer, SmallImages, share_rows
-from lopsided.losses.objective import Objective
+from lopsided.inference.scorer import Scorer, SmallImages
 from lopsided.models.blocks.block import Layout
 from lopsided.models.blocks.columns import (
     GIVEN_AWAY,
@@ -38,7 +33,7 @@ from lopsided.models.blocks.columns import (
 from lopsided.models.encoders import build_encoder, embedded_encoder, seeded_init
 from lopsided.models.heads import Adapter, ClassifierHead, build_head
 from lopsided.models.hub_weights import hub_weights
-from lopsided.models.machine import arrange, compile_encoder, evaluating
+from lopsided.models.machine import arrange, compile_encoder
 from lopsided.models.model import AdapterCard, Model, ModelCard, with_views
 from lopsided.recipe import LossSettings, Recipe
 from lopsided.recipe.encoder_spec import EncoderSpec
@@ -46,8 +41,6 @@ from lopsided.recipe.views import AUTO, PLAIN, check_views, computed_views
 from lopsided.training.checkpoint import Checkpoint, State, load_strictly
 from lopsided.training.prior import carried_prior
 from lopsided.training.reporter import Log
-from lopsided.training.selection import Judged, figures, tempered_log_loss
-from lopsided.training.step import of_loss
 
 Floats = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
@@ -58,8 +51,6 @@ class Trainer:
 
     model: Model
     card: ModelCard
-    early: bool
-    """Whether the epoch to be judged comes before the class weights of the last epochs."""
     begin = 0.0
     """When the training began, by ``perf_counter``, as if it had never been interrupted."""
 
@@ -75,12 +66,11 @@ class Trainer:
         self.recipe, self.prepared, self.device = recipe, prepared, device
         self.log, self.checkpoint, self.ranks = log, checkpoint, ranks or Ranks()
         self.num_classes = len(prepared.classes)
-        self.augment = self._choose_augment()
         self._engine: Engine | None = None
         self._scorer: Scorer | None = None
         self.small: SmallImages | None = None
         """Keeps small versions of the images that are decoded for their features, for another use of the run."""
-        self._told = self.early = False
+        self._told = False
 
     def build(self, *, fresh: bool = True) -> None:
         """Build the model. Only a fresh run loads ``encoder.weights``, because a checkpoint holds its own weights."""
@@ -191,31 +181,6 @@ class Trainer:
         """Return heads on the features, if the method has any."""
         return None
 
-    def _choose_augment(self) -> Callable[..., Tensor]:
-        cutmix = self.recipe.encoder_training.cutmix
-        if self.prepared.kind == "vector" and cutmix and self.recipe.spec.trains_encoder:
-            must = "encoder_training.cutmix must be 0 for vectors, which have no boxes"
-            raise InputError(sentence(must, cutmix, "Use encoder_training.mixup."))
-        if self.prepared.kind == "vector":
-            return unchanged
-        section = self.recipe.augment
-        return Augment(
-            rotation=section.rotation,
-            horizontal_flip=section.horizontal_flip,
-            vertical_flip=section.vertical_flip,
-            crop=section.crop,
-            colour=section.colour,
-        )
-
-    @contextmanager
-    def following(self, recipe: Recipe) -> Iterator[None]:
-        """Follow another recipe inside the block."""
-        whole, self.recipe = self.recipe, recipe
-        try:
-            yield
-        finally:
-            self.recipe = whole
-
     @property
     def engine(self) -> Engine:
         """Computes the features of the finished model. After the first use, the model must not change."""
@@ -263,41 +228,6 @@ class Trainer:
         for place, features in enumerate(found):  # One at a time, because many images need much memory.
             found[place] = self.engine.scale(features, self.scorer.beside(train.inputs.cells()))
         return found
-
-    def features(self, inputs: Inputs, rows: Indices | None = None) -> Tensor:
-        """Return the features of inputs, not augmented, in the order of ``rows``. Each rank computes a share."""
-        size = self.recipe.encoder_training.batch_size
-        rows = np.arange(len(inputs)) if rows is None else rows
-        share, sizes = share_rows(len(rows), self.ranks)
-        own = rows[share]
-        parts = [torch.empty(0, self.card.features, device=self.device)]
-        with evaluating(self.model):
-            batches = inputs.batches(own[part] for part in row_batches(len(own), size))
-            plain = (x.to(self.device) for _, x in batches)
-            parts += [self.model.features(to_float(x) if x.ndim == 4 else x) for x in plain]
-        return self.ranks.gather(torch.cat(parts), sizes)
-
-    def judged(self, logits: Tensor, labels: Indices) -> Judged:
-        """Return the figures of validation images by the rule ``balanced``, or by ``plain`` if the recipe sets it."""
-        prior = carried_prior(self.recipe, self.prepared.counts(), early=self.early)
-        kind = self.recipe.decision.calibration
-        rule = "plain" if self.recipe.decision.rule == "plain" else "balanced"
-        p = logits.double().softmax(dim=1).cpu().numpy()
-        if kind != "none":  # As the finished model will be.
-            p = fit_calibration(HeldBack(p, labels), prior, biases=kind == "affine")(p)
-        found = figures(resolve(rule, self.prepared.classes, prior).decide(p), labels, self.num_classes)
-        balanced = np.log(np.maximum(p, TINY)) + np.array(resolve("balanced", self.prepared.classes, prior).offsets)
-        return found | {"log_loss": tempered_log_loss(balanced, labels)}
-
-    def objective_of(self, loss: LossSettings, labels: Indices | None = None, width: int | None = None) -> Objective:
-        """Return the loss of a stage. ``labels`` are those of its images, by default of all training images."""
-        numbers = self.prepared.counts() if labels is None else np.bincount(labels, minlength=self.num_classes)
-        counts, entry = torch.from_numpy(numbers), loss.entry
-        with seeded_init(self.recipe.seed, "objective"), of_loss(entry, "its constructor"):
-            objective = entry.load()(counts, self.recipe.head.out if width is None else width, **loss.parameters)
-            if not isinstance(objective, Objective):
-                raise TypeError(f"{type(objective).__name__} does not derive from lopsided.losses.Objective")
-            return objective
 
     def notes(self) -> Iterator[Fact]:
         """Yield a note for each setting that changes how the method computes."""
@@ -366,8 +296,3 @@ def make_trainer(
     except (ImportError, AttributeError) as error:
         raise InputError(f'The trainer of method "{recipe.method}", {place}, cannot be imported ({error}).') from error
     return kind(recipe, prepared, device, log, checkpoint, *arguments)
-
-
-def unchanged(x: Tensor, *_: object, **__: object) -> Tensor:
-    """Return inputs as they are."""
-    return x
