@@ -37,9 +37,7 @@ from lopsided.recipe import Recipe, named_recipe
 from lopsided.seeds import derive_seed
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.loop import Stage
-from lopsided.training.methods.end_to_end import EndToEndTrainer
-from lopsided.training.methods.staged import StagedTrainer
-from lopsided.training.methods.two_stage import TwoStageTrainer
+from lopsided.training.methods.staged import EndToEndTrainer, StagedTrainer, TwoStageTrainer
 from lopsided.training.reporter import Log
 from lopsided.training.selection import probe_rows
 
