@@ -164,6 +164,7 @@ def test_the_page_fits_a_phone_and_works_by_keyboard(open_page: Any, live: str, 
         width = page.evaluate("() => document.documentElement.scrollWidth")
         assert width <= 400, tab
     page.click('.bar nav a[href="#try"]')
+    page.wait_for_selector("#try:not([hidden])")
     page.focus("#rule")
     page.keyboard.press("ArrowDown")
     page.wait_for_selector("#rule-slider:not([hidden])")
