@@ -1,11 +1,11 @@
-"""How threads of torch should wait for each other: an MLP and a small ResNet in training, alone and beside other work.
+"""How threads of torch should wait for each other: an MLP and convolutions in training, on a busy machine or not.
 
-    python benchmarks/waiting.py     writes benchmarks/records/waiting.json
+    python benchmarks/waiting.py [--busy]     adds to benchmarks/records/waiting.json
 
 OpenMP reads its settings once, so each policy has a process of its own. The processes take turns, and those that wait
-are stopped, because threads of the policy "active" never sleep. "busy" has as many endless loops beside them as there
-are cores. The record holds the median seconds of each, its ratio to "default", the load of the machine before, and the
-OpenMP library of torch.
+are stopped, because threads of the policy "active" never sleep. With ``--busy``, as many endless loops run beside them
+as there are cores. The record holds the median seconds of each, its ratio to "default", the load of the machine before,
+and the OpenMP library of torch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lopsided import files
 
@@ -30,12 +31,12 @@ POLICIES = {
     "active": {"OMP_WAIT_POLICY": "active"},
     "short spin": {"GOMP_SPINCOUNT": "10000"},
 }
-ROUNDS = {"idle": 9, "busy": 9}
+JOBS = ("mlp", "convolutions")
+ROUNDS = 11
 
 
 def jobs() -> dict[str, Callable[[], None]]:
-    """Return what is timed: an epoch of an MLP, and steps of a small ResNet."""
-    import timm
+    """Return what is timed: some steps of an MLP and of convolutions."""
     import torch
     from torch import nn
 
@@ -54,8 +55,19 @@ def jobs() -> dict[str, Callable[[], None]]:
         return run
 
     mlp = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 2))
-    resnet = timm.create_model("resnet10t", num_classes=2)
-    return {"mlp": training(mlp, torch.rand(128, 784), 40), "resnet10t": training(resnet, torch.rand(16, 3, 64, 64), 3)}
+    layers = [
+        nn.Conv2d(3, 32, 3, 2),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, 2),
+        nn.ReLU(),
+        nn.Conv2d(64, 128, 3, 2),
+        nn.ReLU(),
+    ]
+    convolutions = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 2))
+    return {
+        "mlp": training(mlp, torch.rand(128, 784), 20),
+        "convolutions": training(convolutions, torch.rand(16, 3, 64, 64), 4),
+    }
 
 
 def work() -> None:
@@ -85,48 +97,41 @@ def _loop() -> None:
 
 
 def main() -> None:
-    """Measure and write the record."""
-    load, threads = os.getloadavg()[0], str(os.cpu_count())
+    """Measure and add to the record."""
+    state = "busy" if "--busy" in sys.argv else "as it is"
+    load, threads = os.getloadavg()[0], os.cpu_count() or 1
+    command = [sys.executable, __file__, "work"]
     workers = {}
     for name, variables in POLICIES.items():
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
-        environment |= {"OMP_NUM_THREADS": threads, **variables}
-        command = [sys.executable, __file__, "work"]
-        workers[name] = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert workers[name].stdout.readline() == "ready\n"
-        workers[name].send_signal(signal.SIGSTOP)
-    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+        environment |= {"OMP_NUM_THREADS": str(threads), **variables}
+        pipe = subprocess.PIPE
+        workers[name] = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+    loops = [multiprocessing.Process(target=_loop, daemon=True) for _ in range(threads * (state == "busy"))]
+    seconds: dict[str, dict[str, list[float]]] = {job: {name: [] for name in workers} for job in JOBS}
     try:
-        for state, rounds in ROUNDS.items():
-            loops = [
-                multiprocessing.Process(target=_loop, daemon=True) for _ in range(int(threads) * (state == "busy"))
-            ]
-            for loop in loops:
-                loop.start()
-            found[state] = {job: {name: [] for name in workers} for job in ("mlp", "resnet10t")}
-            for turn in range(rounds):
-                order = list(workers) if turn % 2 else list(reversed(workers))
-                for job, times in found[state].items():
-                    for name in order:
-                        times[name].append(_timed(workers[name], job))
-            for loop in loops:
-                loop.kill()
-    finally:
         for worker in workers.values():
-            worker.kill()
-    record = {"openmp": openmp(), "threads": int(threads), "load_before": round(load, 1), "rounds": ROUNDS}
-    for state, by_job in found.items():
-        for job, times in by_job.items():
-            middle = {name: statistics.median(seconds) for name, seconds in times.items()}
-            ratios = {name: round(value / middle["default"], 2) for name, value in middle.items()}
-            record[f"{job}, {state}"] = {
-                "seconds": {name: round(value, 4) for name, value in middle.items()},
-                "ratio": ratios,
-            }
-            print(f"{job:10} {state:5}", ratios, f"{middle['default']:.3f} s")
-    files.atomic_write(RECORD, json.dumps(record, indent=1) + "\n")
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "ready\n"
+            worker.send_signal(signal.SIGSTOP)
+        for loop in loops:
+            loop.start()
+        for turn in range(ROUNDS):
+            order = list(workers) if turn % 2 else list(reversed(workers))
+            for job, times in seconds.items():
+                for name in order:
+                    times[name].append(_timed(workers[name], job))
+    finally:
+        for ended in (*workers.values(), *(loop for loop in loops if loop.is_alive())):
+            ended.kill()
+    found: dict[str, Any] = {"openmp": openmp(), "threads": threads, "load_before": round(load, 1), "rounds": ROUNDS}
+    for job, times in seconds.items():
+        middle = {name: statistics.median(values) for name, values in times.items()}
+        ratios = {name: round(value / middle["default"], 2) for name, value in middle.items()}
+        found[job] = {"seconds": {name: round(value, 4) for name, value in middle.items()}, "ratio": ratios}
+        print(f"{job:12} {state}", ratios, f"{middle['default']:.3f} s, load {load:.1f}")
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    files.atomic_write(RECORD, json.dumps({**record, state: found}, indent=1) + "\n")
 
 
 def _timed(worker: subprocess.Popen[str], job: str) -> float:

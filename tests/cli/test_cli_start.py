@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lopsided.cli.app import let_threads_sleep
 from lopsided.models.machine import threads
 from tiny_command import Call, command, environment
 
@@ -298,3 +299,20 @@ def test_names_of_files_are_printed_as_bytes_where_the_encoding_lacks_their_lett
     stream.write(f"ä.png {os.fsdecode(bytes([0xE4]))}.png")
     stream.flush()
     assert content.getvalue() == "ä.png ".encode() + b"\xe4.png"
+
+
+@pytest.mark.parametrize(
+    ("load", "given", "found"),
+    [(9.0, None, "passive"), (0.5, None, None), (9.0, "active", "active")],
+)
+def test_threads_sleep_on_a_busy_machine_unless_the_user_says_otherwise(
+    load: float, given: str | None, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")  # So that it is as before after the test.
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    let_threads_sleep()
+    assert os.environ.get("OMP_WAIT_POLICY") == found

@@ -110,6 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
     exits with code 143.
     """
     signal.signal(signal.SIGTERM, _terminate)
+    let_threads_sleep()
     code = run(arguments, process_age())
     if code and _is_joined():
         # After an error the process group is still initialized. A normal exit was seen to end a rank with SIGABRT,
@@ -119,6 +120,16 @@ def main(arguments: list[str] | None = None) -> None:
             sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def let_threads_sleep() -> None:
+    """Let threads that wait for each other sleep instead of spin, if other programs use all cores already.
+
+    OpenMP reads this once, when torch is imported. What the user set stays (benchmarks/waiting.py).
+    """
+    is_set = any(name in os.environ for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"))
+    if not is_set and hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1):
+        os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
 _terminations: list[int] = []

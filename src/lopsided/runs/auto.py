@@ -76,11 +76,10 @@ class Choice:
         found = self.answer.sentences()
         if not (self.answer.close or self.answer.lower):
             found.append(f"Use {self.answer.chosen}: no other method has all folds.")
-        else:
-            found.append(
-                "These are means over the folds, each with the threshold of its own training images. The run pools the "
-                "images of all folds under one threshold, so that its figures differ."
-            )
+        found.append(
+            "These are means over the folds, each with the threshold of its own training images. The run pools the "
+            "images of all folds under one threshold, so that its figures differ."
+        )
         found += [f"{arm} was left out: {why}." for arm, why in self.left_out.items()]
         return found + [f"{arm} failed: {error}" for arm, error in self.failed.items()]
 
@@ -134,7 +133,7 @@ def choose(
             failed[name] = str(error)
             continue
         cells = plan.cells_of(name)
-        if is_complete and spent() >= minutes:
+        if is_complete and spent() + model >= minutes:
             left_out |= dict.fromkeys(order[number:], f"the {minutes:g} minutes were over")
             break
         train(cells[:1])
