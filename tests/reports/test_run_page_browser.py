@@ -462,7 +462,7 @@ def test_the_map_changes_from_one_method_to_another(run: Path, page_file: Path, 
 
 def test_the_table_of_classes_is_sorted_by_its_headers(many: Path, show: Open) -> None:
     page = show(many / "report.html")
-    header = page.locator("#classes thead th", has_text="recall")
+    header = page.locator("#classes .sortable thead th", has_text="recall")
     values = (
         """() => [...document.querySelectorAll('#classes .sortable tbody tr')].map(row => row.cells[4].dataset.value)"""
     )
@@ -475,8 +475,8 @@ def test_the_table_of_classes_is_sorted_by_its_headers(many: Path, show: Open) -
     found = page.evaluate(values)
     assert found[-1] == ""
     assert [float(value) for value in found[:-1]] == sorted(map(float, found[:-1]))
-    page.locator("#classes thead th button").first.click()
-    names = "[...document.querySelectorAll('#classes tbody tr')].map(row => row.cells[0].textContent)"
+    page.locator("#classes .sortable thead th button").first.click()
+    names = "[...document.querySelectorAll('#classes .sortable tbody tr')].map(row => row.cells[0].textContent)"
     assert page.evaluate(names) == list("abcde")
 
 
