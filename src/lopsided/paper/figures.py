@@ -18,7 +18,7 @@ from lopsided.evaluation.intervals import UNDEFINED
 from lopsided.paper.compare import Comparison
 from lopsided.paper.protocol import FIGURES
 from lopsided.paper.tables import axis, column_names, title
-from lopsided.runs.comparison import WORDS
+from lopsided.paper.words import WORDS
 from lopsided.runs.comparison_tables import shown_interval
 
 if TYPE_CHECKING:
