@@ -33,6 +33,22 @@ def test_the_names_of_this_machine_are_its_own(client: TestClient, host: str) ->
     assert client.get("/healthz", headers={"Host": host}).status_code == 200
 
 
+def test_a_server_on_all_addresses_has_them_as_names_but_no_other_name() -> None:
+    from starlette.datastructures import Headers
+
+    from lopsided.serve.guard import Access
+    from lopsided.serve.limits import RefusedError
+
+    access = Access(("lab",), TOKEN, any_address=True)
+    for host in ("192.168.1.5:8765", "[fe80::1]:8765", "lab:8765"):
+        access.check("GET", Headers({"host": host}))
+        with pytest.raises(RefusedError):
+            Access(("other",), TOKEN).check("GET", Headers({"host": host}))
+    for host in ("evil.example", "192.168.1.5.evil.example", "192.168.1"):
+        with pytest.raises(RefusedError):
+            access.check("GET", Headers({"host": host}))
+
+
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:9999", "file://", "http://["])
 def test_pages_of_other_sites_are_refused(client: TestClient, origin: str) -> None:
     answer = client.post("/v1/decide", json={}, headers={"Origin": origin})

@@ -307,3 +307,39 @@ def test_the_server_reads_its_pool_by_itself(run: Path, pool: Path, tmp_path: Pa
     finally:
         another.close()
     assert not (tmp_path / "work" / ".lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "mark", "label", "expected"),
+    [
+        ("pool", "yes", "", "a"),
+        ("pool", "no", "", ""),  # Of three classes, "no" does not say which one it is.
+        ("pool", "no", "c", "c"),
+        ("pool", "skip", "", ""),
+        ("labels", "yes", "", "b"),
+        ("labels", "no", "", "c"),
+        ("labels", "no", "a", "a"),
+        ("labels", "skip", "", ""),
+    ],
+)
+def test_of_three_classes_a_mark_gives_the_one_that_it_tells(
+    tmp_path: Path, task: Any, mark: Any, label: str, expected: str
+) -> None:
+    from types import SimpleNamespace
+
+    import numpy as np
+
+    from lopsided.serve.journal import Journal
+    from lopsided.serve.marking import Marking
+    from lopsided.serve.pool import Candidate, Pool
+    from lopsided.serve.requests import MarkJson
+
+    served: Any = SimpleNamespace(classes=("a", "b", "c"))
+    made = Marking(served, Pool([]), Journal(tmp_path))
+    made.pool.candidates = [Candidate("pool", "1", "/p", np.ones(3) / 3)]
+    made.doubtful = [Candidate("labels", "2", "/l", np.ones(3) / 3, name="n", label="b", suggested="c")]
+    name = "1" if task == "pool" else "2"
+    made.mark(MarkJson(id=name, task=task, mark=mark, asked="a", label=label, **ANA))
+    (written,) = Journal(tmp_path).marks()
+    assert written.label == expected
+    assert len(made.journal.corrections()) == (task == "labels" and mark == "no")

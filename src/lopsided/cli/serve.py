@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import secrets
+import socket
 import sys
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -72,6 +71,9 @@ def serve(
       lopsided serve runs/1 archive --port 9000
       lopsided serve runs/1 --host 0.0.0.0 --name lab.example.org
     """
+    import secrets
+    import webbrowser
+
     from lopsided.runs.newest import run_and_words
 
     try:
@@ -94,8 +96,10 @@ def serve(
     bench = Bench(folder, pool, work=work, device=device, allow_outside=allow_outside)
     try:
         bench.prepare()
-        at, names = listener.getsockname()[1], {*guard.LOOPBACK, host.lower(), *(each.lower() for each in name or ())}
-        shown = f"[{host}]" if ":" in host else host
+        at, everywhere = listener.getsockname()[1], guard.is_everywhere(host)
+        reached = socket.gethostname() if everywhere else host
+        names = {*guard.LOOPBACK, *(each.lower() for each in (reached, *(name or ())))}
+        shown = f"[{reached}]" if ":" in reached else reached
         address = f"http://{shown}:{at}/" + (f"?token={token}" if token and not given else "")
 
         def started() -> None:
@@ -106,6 +110,7 @@ def serve(
             if open_page:
                 webbrowser.open(address)
 
-        server.run(app.make_app(bench, guard.Access(names, token)), listener, bench.limits, started)
+        access = guard.Access(names, token, everywhere)
+        server.run(app.make_app(bench, access), listener, bench.limits, started)
     finally:
         bench.close()

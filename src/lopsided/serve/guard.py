@@ -52,12 +52,25 @@ def is_loopback(host: str) -> bool:
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("192.168.1.5")
     (True, True, False, False)
     """
-    if host == "localhost":
-        return True
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def is_address(host: str) -> bool:
+    """Return whether a text is the address of a machine, not a name."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
+
+
+def is_everywhere(host: str) -> bool:
+    """Return whether an address means all addresses of this machine.
+
+    >>> is_everywhere("0.0.0.0"), is_everywhere("::"), is_everywhere("127.0.0.1"), is_everywhere("lab")
+    (True, True, False, False)
+    """
+    return is_address(host) and ipaddress.ip_address(host).is_unspecified
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,9 @@ class Access:
 
     names: Collection[str]
     token: str = ""
+    any_address: bool = False
+    """Whether every address counts as a name, for a server on all addresses. A site that lets its own name lead to this
+    machine has a name, not an address."""
 
     @property
     def cookie(self) -> str:
@@ -100,7 +116,7 @@ class Access:
         """Raise if a request has another Host than this server, or comes from a page of another server."""
         hosts = headers.getlist("host")
         name = _name(hosts[0]) if len(hosts) == 1 else None
-        if name not in self.names:
+        if name not in self.names and not (self.any_address and name is not None and is_address(name)):
             raise RefusedError(421, "wrong_host", "This server has another name. Open the address that it printed.")
         fetched = headers.get("sec-fetch-site", "none")
         origins = headers.getlist("origin")
