@@ -184,7 +184,7 @@ def describe(condition: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def draw_figure(record: dict[str, Any]) -> None:
+def draw_figure(record: dict[str, Any], path: Path = FIGURE) -> None:
     """Draw the loss over H(Z|Y) - H(Z), one panel per condition and one line per seed."""
     mpl.rcParams.update({"svg.hashsalt": "entropy_along_training", "svg.fonttype": "none", "font.size": 9})
     conditions = record["conditions"]
@@ -208,8 +208,8 @@ def draw_figure(record: dict[str, Any]) -> None:
     figure.supxlabel("H(Z|Y) - H(Z) of held-out features, bits", fontsize=10)
     figure.supylabel("held-out contrastive loss per anchor, nats; dashed: log(n - 1)", fontsize=10)
     figure.colorbar(dots, ax=axes, label="training step + 1", shrink=0.6)
-    FIGURE.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(FIGURE, metadata={"Date": None})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
 

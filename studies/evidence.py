@@ -20,7 +20,7 @@ scratch and ``quick`` are paired by fold of one comparison, with the interval th
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -241,19 +241,23 @@ def _points(settings: Sequence[str]) -> list[tuple[str, str, float, Figure]]:
     return points
 
 
+BLOCKS: dict[str, Callable[[], str]] = {
+    "short": lambda: study.short(study.RECORD),
+    "against": against,
+    "study": lambda: study.summary(study.RECORD),
+    "methods": lambda: methods.table(methods.read_fashion()),
+    "eta": lambda: methods.pairs_table(methods.read_fashion()),
+    "isic": lambda: methods.isic_table(methods.read(methods.RECORD_ISIC)),
+    "blend": lambda: blend.table(shared.read(blend.RECORD)),
+    "lesions": lesions.table,
+    "all": table,
+}
+"""The tables of docs/recipe-tables.md by the names that the page gives them."""
+
+
 def blocks() -> dict[str, str]:
-    """Return the tables of docs/recipe-tables.md by the names that the page gives them."""
-    return {
-        "short": study.short(study.RECORD),
-        "against": against(),
-        "study": study.summary(study.RECORD),
-        "methods": methods.table(methods.read_fashion()),
-        "eta": methods.pairs_table(methods.read_fashion()),
-        "isic": methods.isic_table(methods.read(methods.RECORD_ISIC)),
-        "blend": blend.table(shared.read(blend.RECORD)),
-        "lesions": lesions.table(),
-        "all": table(),
-    }
+    """Return all tables of the page."""
+    return {name: make() for name, make in BLOCKS.items()}
 
 
 def with_blocks(text: str) -> str:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
     ("script", "page", "first", "last"),
     [
         ("pixels.py", "pretrained.md", "gains", "end gains"),
-        ("frozen.py", "pretrained.md", "summary", "end"),
+        ("frozen.py", "pretrained.md", "summary", "end summary"),
         ("adapters.py", "pretrained.md", "adapters", "end adapters"),
         ("fine_tune.py", "pretrained.md", "fine-tune", "end fine-tune"),
         ("views.py", "views.md", "views", "end views"),

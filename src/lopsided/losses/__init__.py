@@ -1,4 +1,6 @@
-"""Losses: contrastive (CL, FCL, ACL, AFCL, BCL, SupMin, SupProto) and for classification. This room needs torch alone.
+"""Losses: contrastive (CL, FCL, ACL, AFCL, averaged CL, BCL, SupMin, SupProto) and for classification.
+
+This room needs torch alone.
 
 Importing the room imports nothing, so that the catalogue can be read without torch; each name is imported when it is
 first used.
@@ -10,7 +12,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lopsided.losses.bcl import BalancedContrastiveLoss, balanced_contrastive_loss
+    from lopsided.losses.bcl import (
+        AveragedContrastiveLoss,
+        BalancedContrastiveLoss,
+        averaged_contrastive_loss,
+        balanced_contrastive_loss,
+    )
     from lopsided.losses.class_balanced import ClassBalancedLoss, class_balanced_loss, class_balanced_weights
     from lopsided.losses.classification import AsymmetricLoss, FocalLoss, asymmetric_loss, focal_loss
     from lopsided.losses.contrastive import (
@@ -48,6 +55,7 @@ __all__ = [
     "AsymmetricContrastiveLoss",
     "AsymmetricFocalContrastiveLoss",
     "AsymmetricLoss",
+    "AveragedContrastiveLoss",
     "BalancedContrastiveLoss",
     "BalancedSoftmaxLoss",
     "ClassBalancedLoss",
@@ -70,6 +78,7 @@ __all__ = [
     "asymmetric_contrastive_loss",
     "asymmetric_focal_contrastive_loss",
     "asymmetric_loss",
+    "averaged_contrastive_loss",
     "balanced_contrastive_loss",
     "balanced_softmax_loss",
     "class_balanced_loss",
@@ -91,7 +100,12 @@ __all__ = [
 
 _ROOMS = {
     "classification": {"AsymmetricLoss", "FocalLoss", "asymmetric_loss", "focal_loss"},
-    "bcl": {"BalancedContrastiveLoss", "balanced_contrastive_loss"},
+    "bcl": {
+        "AveragedContrastiveLoss",
+        "BalancedContrastiveLoss",
+        "averaged_contrastive_loss",
+        "balanced_contrastive_loss",
+    },
     "class_balanced": {"ClassBalancedLoss", "class_balanced_loss", "class_balanced_weights"},
     "label_aware": {"LabelAwareSmoothingLoss", "label_aware_smoothing", "label_aware_smoothing_loss"},
     "ldam": {"CosineClassifier", "LDAMLoss", "ldam_loss", "ldam_margins"},

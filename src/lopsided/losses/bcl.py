@@ -1,4 +1,4 @@
-"""BCL: balanced contrastive learning (Zhu et al., 2022), and its joint stage with logit-adjusted cross-entropy."""
+"""BCL: balanced contrastive learning (Zhu et al., 2022), its joint stage, and its class averaging alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from lopsided.losses.contrastive import Reduction, Tile, _unit
 from lopsided.losses.logit_adjusted import LogitAdjustedLoss
 from lopsided.losses.objective import Objective, Samples
 
-__all__ = ["BalancedContrastiveLoss", "balanced_contrastive_loss"]
+__all__ = [
+    "AveragedContrastiveLoss",
+    "BalancedContrastiveLoss",
+    "averaged_contrastive_loss",
+    "balanced_contrastive_loss",
+]
 
 _TEMPERATURE = "The authors use 0.07."
 
@@ -64,27 +69,65 @@ def balanced_contrastive_loss(
     return total / values.numel() if reduction == "mean" else total
 
 
+def averaged_contrastive_loss(
+    z: Tensor,
+    y: Tensor,
+    *,
+    temperature: float = 0.07,
+    reference: Reference | None = None,
+    reduction: Reduction = "mean",
+    tile: Tile = "auto",
+) -> Tensor:
+    r"""CL with class averaging: every class of the batch counts the same in the softmax, however many images it has.
+
+    With s_ik = z_i . z_k / temperature and C_c the contrast samples of class c without the anchor, the loss of an
+    anchor i of class y is the mean over its positives j of ``-log(exp(s_ij) / sum_c mean_{k in C_c} exp(s_ik))``. It is
+    :func:`balanced_contrastive_loss` without prototypes. The loss of an anchor without a positive is 0. The arguments
+    are those of :func:`balanced_contrastive_loss`.
+
+    >>> z = torch.eye(2)[[0, 0, 1, 1]]
+    >>> averaged_contrastive_loss(z, torch.tensor([0, 0, 1, 1]), temperature=1.0).round(decimals=4)
+    tensor(0.3133)
+    """
+    check_word("reduction", reduction, ("mean", "sum", "none"))
+    number = check_number("temperature", temperature, above_zero=True, advice=_TEMPERATURE)
+    values = _values(z, y, None, number, reference, tile)
+    return values if reduction == "none" else values.mean() if reduction == "mean" else values.sum()
+
+
 class _Parts:
-    """Flat and checked arguments, and the mean similarity of each anchor to its positives, (n,)."""
+    """Flat and checked arguments, and the mean similarity of each anchor to its positives, (n,).
+
+    Only without prototypes is an anchor ``lonely``: no other column is of its class.
+    """
 
     def __init__(
-        self, z: Tensor, y: Tensor, prototypes: Tensor, temperature: float, reference: Reference | None
+        self, z: Tensor, y: Tensor, prototypes: Tensor | None, temperature: float, reference: Reference | None
     ) -> None:
         checked = check_inputs(z, y, reference, None, "all", None, temperature)
         found = Arguments(*map(_saveable, checked))  # type: ignore[arg-type]
         assert found.y is not None
-        classes = _check_prototypes(prototypes, z, found.y, found.y_reference)
         anchors = found.z
-        columns = [anchors, *([] if found.reference is None else [found.reference]), prototypes.to(anchors)]
+        columns = [anchors, *([] if found.reference is None else [found.reference])]
         labels = [found.y, *([] if found.y_reference is None else [found.y_reference])]
-        labels.append(torch.arange(classes, device=anchors.device))
+        if prototypes is None:
+            named, places = torch.unique(torch.cat(labels), return_inverse=True)
+            classes, labels = len(named), [places]
+            own_labels = places[: len(anchors)]
+        else:
+            classes = _check_prototypes(prototypes, z, found.y, found.y_reference)
+            columns.append(prototypes.to(anchors))
+            labels.append(torch.arange(classes, device=anchors.device))
+            own_labels = found.y
         self.queries, self.columns = anchors, torch.cat(columns)
-        self.y, self.y_columns = found.y, torch.cat(labels)
+        self.y, self.y_columns = own_labels, torch.cat(labels)
         counts = anchors.new_zeros(classes).index_add_(0, self.y_columns, anchors.new_ones(len(self.y_columns)))
         others = counts[self.y] - 1  # of the anchor's class, without the anchor
+        self.lonely = others < 1 if prototypes is None else None
+        others = others.clamp(min=1)
         self.log_weight = -counts.log()[self.y_columns]
         self.own = (counts[self.y] / others).log()
-        sums = torch.zeros_like(self.columns[-classes:]).index_add(0, self.y_columns, self.columns)
+        sums = self.columns.new_zeros(classes, self.columns.shape[1]).index_add(0, self.y_columns, self.columns)
         # The gradient of index_select is a sum of rows; the gradient of sums[y] adds numbers one by one.
         of_class = (anchors * (sums.index_select(0, self.y) - anchors)).sum(1)
         self.positive = of_class / (others * temperature)
@@ -110,11 +153,13 @@ def _total_and_values(
 
 
 def _values(
-    z: Tensor, y: Tensor, prototypes: Tensor, temperature: float, reference: Reference | None, tile: Tile
+    z: Tensor, y: Tensor, prototypes: Tensor | None, temperature: float, reference: Reference | None, tile: Tile
 ) -> Tensor:
     parts = _Parts(z, y, prototypes, temperature, reference)
-    values: Tensor = AveragedRows.apply(*parts.arguments(tile))
-    return (values - parts.positive).reshape(parts.shape)
+    values: Tensor = AveragedRows.apply(*parts.arguments(tile)) - parts.positive
+    if parts.lonely is not None:
+        values = values.masked_fill(parts.lonely, 0.0)
+    return values.reshape(parts.shape)
 
 
 def _check_prototypes(prototypes: Tensor, z: Tensor, *labels: Tensor | None) -> int:
@@ -184,6 +229,42 @@ class BalancedContrastiveLoss(nn.Module):
         """Return the arguments for ``repr``."""
         classes, width = self.prototypes.shape
         return f"{classes}, {width}, temperature={self.temperature:g}, reduction={self.reduction!r}"
+
+
+class AveragedContrastiveLoss(nn.Module):
+    """:func:`averaged_contrastive_loss` as a module that normalises the features."""
+
+    def __init__(self, temperature: float = 0.07, *, reduction: Reduction = "mean", tile: Tile = "auto") -> None:
+        super().__init__()
+        self.temperature = check_number("temperature", temperature, above_zero=True, advice=_TEMPERATURE)
+        self.reduction: Reduction = check_word("reduction", reduction, ("mean", "sum", "none"))
+        self.tile = tile
+
+    def forward(self, z: Tensor, y: Tensor, *, reference: Reference | None = None) -> Tensor:
+        """Return the loss of features ``z`` (n, d) or (n, views, d) with labels ``y`` (n,)."""
+        if isinstance(reference, (tuple, list)) and len(reference) == 2:
+            reference = (_unit(reference[0]), reference[1])
+        return averaged_contrastive_loss(
+            _unit(z), y, temperature=self.temperature, reference=reference, reduction=self.reduction, tile=self.tile
+        )
+
+    def extra_repr(self) -> str:
+        """Return the arguments for ``repr``."""
+        return f"temperature={self.temperature:g}, reduction={self.reduction!r}"
+
+
+class AveragedObjective(Objective):
+    """The mean of :func:`averaged_contrastive_loss` over all anchors."""
+
+    def __init__(self, counts: Tensor, width: int, *, temperature: float = 0.07) -> None:
+        super().__init__(counts, width)
+        self.loss = AveragedContrastiveLoss(temperature, reduction="none")
+
+    def forward(self, samples: Samples) -> Tensor:
+        """Return each sample's part: the mean over its views."""
+        assert samples.projections is not None
+        values: Tensor = self.loss(samples.projections, samples.y, reference=samples.reference)
+        return values.reshape(len(samples.y), -1).mean(dim=1) / len(samples.whole)
 
 
 class BCLObjective(Objective):

@@ -321,6 +321,15 @@ _BUILT_IN = (
         class_weights=True,
     ),
     Loss(
+        "averaged-cl",
+        "contrastive",
+        "Class-averaged contrastive loss",
+        "lopsided.losses.bcl:AveragedObjective",
+        (_TEMPERATURE,),
+        short="averaged CL",
+        class_weights=True,
+    ),
+    Loss(
         "ce",
         "classification",
         "Cross-entropy",
