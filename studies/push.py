@@ -18,7 +18,7 @@ the sum of each class in the softmax by its number of images (balanced contrasti
 ``uwa`` is the balanced accuracy on held-out images by the rule ``balanced``, and differences are paired by seed.
 ``forces`` are means over the steps of an epoch: how much the gradient moves a rare image away from the mean of the
 frequent ones, by the terms of rare anchors and by those of frequent anchors; the unit is the whole movement of frequent
-images.
+images. Only methods with the batches of CL are in that table.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "ACL, 512, equal steps": ("all", LARGE | STEPS),
 }
 """Who pushes, and changes of the recipe."""
+ENOUGH = 6
+"""Methods with fewer splits are not in the tables."""
 WHO = ("none", "all", "frequent", "rare", "lonely", "alone", "averaged")
 FORCES: list[dict[int, list[list[float]]]] = []
 """Of the run that trains: by epoch, the force of rare and of frequent anchors in each step."""
@@ -184,7 +186,7 @@ def table(lines: list[dict[str, Any]]) -> str:
     for one in answers.read(ANSWERS):
         per_image.setdefault(one.method, {})[one.repeat] = one
     rows = []
-    for arm in (name for name in ARMS if name in methods):
+    for arm in (name for name in ARMS if len(methods.get(name, ())) >= ENOUGH):
         runs, same = methods[arm], ""
         if arm != BASE:
             both = sorted(per_image[arm].keys() & per_image[BASE].keys())
@@ -202,7 +204,7 @@ def forces_table(lines: list[dict[str, Any]]) -> str:
     """Return the forces on rare images in the first epochs and later."""
     methods = shared.nested(lines, "arm", "seed")
     rows = []
-    for arm in (name for name in ARMS if name in methods):
+    for arm in (name for name in ARMS if len(methods.get(name, ())) >= ENOUGH and not ARMS[name][1]):
         cells = []
         for first, last in ((0, 2), (4, 16)):
             pairs = [

@@ -156,6 +156,8 @@ def _values(
     z: Tensor, y: Tensor, prototypes: Tensor | None, temperature: float, reference: Reference | None, tile: Tile
 ) -> Tensor:
     parts = _Parts(z, y, prototypes, temperature, reference)
+    if len(parts.columns) < 2:  # There is nothing to contrast with.
+        return (parts.queries * 0.0).sum(1).reshape(parts.shape)
     values: Tensor = AveragedRows.apply(*parts.arguments(tile)) - parts.positive
     if parts.lonely is not None:
         values = values.masked_fill(parts.lonely, 0.0)
@@ -237,7 +239,8 @@ class AveragedContrastiveLoss(nn.Module):
     def __init__(self, temperature: float = 0.07, *, reduction: Reduction = "mean", tile: Tile = "auto") -> None:
         super().__init__()
         self.temperature = check_number("temperature", temperature, above_zero=True, advice=_TEMPERATURE)
-        self.reduction: Reduction = check_word("reduction", reduction, ("mean", "sum", "none"))
+        check_word("reduction", reduction, ("mean", "sum", "none"))
+        self.reduction: Reduction = reduction
         self.tile = tile
 
     def forward(self, z: Tensor, y: Tensor, *, reference: Reference | None = None) -> Tensor:
