@@ -15,7 +15,6 @@ import pytest
 from serve.test_process import served
 from tiny import write_photos
 
-pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[1] / "docs" / "serve.md").read_text()
 
 
@@ -50,6 +49,7 @@ def run(command: list[str], folder: Path) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_curl(folder: Path, port: int) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
@@ -57,11 +57,13 @@ def test_curl(folder: Path, port: int) -> None:
     assert json.loads(run(["sh", "-c", text], folder))["images"][0]["predicted"] == "dog"
 
 
+@pytest.mark.slow
 def test_python(folder: Path, port: int) -> None:
     text = example("python", "urllib").replace("8765", str(port))
     assert run([sys.executable, "-c", text], folder).startswith("dog {'cat': ")
 
 
+@pytest.mark.slow
 def test_javascript(folder: Path, port: int) -> None:
     node = shutil.which("node")
     if node is None:
@@ -71,6 +73,7 @@ def test_javascript(folder: Path, port: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_command(folder: Path, port: int) -> None:
     text = example("sh", "--url").replace("8765", str(port)).replace("lopsided", f"{sys.executable} -m lopsided", 1)
     run(["sh", "-c", text], folder)
@@ -85,3 +88,17 @@ def test_limits_are_those_of_the_server() -> None:
     assert f"At most {limits.images} images and {limits.request_bytes // MEGABYTE} MB per request" in said
     assert f"{limits.image_bytes // MEGABYTE} MB and {limits.pixels // 10**6} million pixels per image" in said
     assert f"{limits.seconds:g} s per answer, {limits.waiting} images and {limits.bytes_at_once // MEGABYTE} MB" in said
+
+
+def test_speed_is_that_of_the_record() -> None:
+    record = json.loads((Path(__file__).parents[1] / "benchmarks" / "records" / "serve.json").read_text())
+    rows = dict(re.findall(r"^\| (.+?) \| (.+?) \|$", PAGE, flags=re.MULTILINE))
+    memory = record["memory_mb_by_block"]
+    assert (record["requests"], record["together"]) == (2000, 16)
+    assert list(rows.values())[list(rows).index("requests without an answer") - 3 :][:5] == [
+        f"{record['ratio']}",
+        f"{min(record['ratios'])} to {max(record['ratios'])}",
+        f"{record['p50_seconds']:.3f} s, {record['p99_seconds']:.3f} s",
+        f"{record['lost']}",
+        f"{memory[0]} MB, {memory[-1]} MB",
+    ]

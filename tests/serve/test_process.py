@@ -156,3 +156,13 @@ def test_a_port_in_use_a_short_token_and_no_run_are_told(run: Path, tmp_path: Pa
             assert told in ended.stderr
             assert "Traceback" not in ended.stderr
     assert os.path.exists(tmp_path / "work" / "journal.jsonl") is False
+
+
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn", "python_multipart"])
+def test_a_missing_extra_is_told(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from lopsided.cli import run; sys.exit(run(['serve', 'x']))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=environment()
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "pip install 'lopsided[serve]'" in ended.stderr

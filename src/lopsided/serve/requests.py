@@ -8,6 +8,7 @@ import json
 import logging
 from typing import Annotated, Any, Literal, TypeVar
 
+import python_multipart  # noqa: F401  starlette notices only with the first form that it is missing.
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
