@@ -131,12 +131,34 @@ def test_a_training_that_stopped_is_told_and_continued(
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "running")
     wait_for(lambda: client.get("/v1/runs").json().get("words") == "features: 3 of 9")
     assert client.post("/v1/predict", files={"image": b"no"}).status_code == 200  # The server answers meanwhile.
+    (work.work / "runs" / "1" / "recipe.toml").write_text("")  # As far as the training had come.
     work.refits.stop()
     assert client.get("/v1/runs").json()["state"] == "stopped"
     assert client.post("/v1/use", json={"run": "1"}).status_code == 409
     client.post("/v1/refit", json={})
     assert commands[1][-1] == "--resume"
     assert commands[1][commands[1].index("--out") + 1] == str(work.work / "runs" / "1")
+
+
+def test_a_training_that_failed_tells_why_and_the_next_one_begins_anew(
+    work: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_of(work)
+    mark_some(client)
+
+    class Failing(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, command: list[str], **options: Any) -> None:
+            super().__init__([sys.executable, "-c", "print('lopsided: the data are gone.'); exit(2)"], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Failing)
+    client.post("/v1/refit", json={})
+    wait_for(lambda: client.get("/v1/runs").json()["state"] == "failed")
+    status = client.get("/v1/runs").json()
+    assert (status["run"], status["words"]) == ("1", "lopsided: the data are gone.")
+    monkeypatch.undo()
+    here(monkeypatch)
+    assert client.post("/v1/refit", json={}).json()["run"] == "2"
+    assert client.get("/v1/runs").json()["state"] == "finished"
 
 
 def test_what_is_no_run_cannot_be_used(work: Bench) -> None:

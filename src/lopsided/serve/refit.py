@@ -69,7 +69,7 @@ class Refits:
             if self._is_running():
                 raise RefusedError(409, "running", "A run is being trained already.")
             newest = max(self._numbers(), key=int, default="")
-            if newest and self._number == "" and not _is_finished(self.folder(newest)):
+            if newest and self._state(newest) == "stopped":
                 return self._run(newest, ["--resume"])
             recipe, marks = Run.open(self.folder(self.current)).recipe, journal.marks("pool")
             if not any(mark.label for mark in marks) and not journal.corrections():
@@ -108,9 +108,12 @@ class Refits:
             folder = self.folder(newest)
             if self._is_running():
                 return found | {"state": "running", "run": newest, **self._progress(folder)}
-            if _is_finished(folder):
-                return found | {"state": "finished", "run": newest}
-            return found | {"state": "stopped", "run": newest, "words": self._last_line(newest)}
+            state = self._state(newest)
+            return (
+                found
+                | {"state": state, "run": newest}
+                | ({} if state == "finished" else {"words": self._last_line(newest)})
+            )
 
     def compare(self, old: str, new: str) -> dict[str, Any]:
         """Compare two runs on the same held-out images."""
@@ -144,6 +147,13 @@ class Refits:
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICE)
         self._number = number
         return self.status()
+
+    def _state(self, number: str) -> str:
+        """Return what became of a training that does not run: finished, stopped (it can be continued), or failed."""
+        folder = self.folder(number)
+        if _is_finished(folder):
+            return "finished"
+        return "stopped" if self._number != number and (folder / RECIPE).is_file() else "failed"
 
     def _is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None

@@ -57,13 +57,14 @@
     const isRunning = status.state === "running";
     $("refit-start").disabled = isRunning;
     $("refit-start").textContent = status.state === "stopped" ? "Continue the training" : "Train with the marks";
-    $("refit-progress").hidden = !(isRunning || status.state === "stopped");
+    $("refit-progress").hidden = !["running", "stopped", "failed"].includes(status.state);
+    $("refit-bar").hidden = !isRunning;
     if (isRunning) {
       $("refit-state").textContent = `Training: ${grouped(status.done)} of ${counted(status.total, "model")} finished.`;
       $("refit-bar").max = status.total;
       $("refit-bar").value = status.done;
-    } else if (status.state === "stopped") {
-      $("refit-state").textContent = "The training stopped before its end.";
+    } else {
+      $("refit-state").textContent = status.state === "failed" ? "The training failed." : "The training stopped before its end.";
     }
     $("refit-words").textContent = status.words || "";
     list(status);
