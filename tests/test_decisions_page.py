@@ -19,7 +19,8 @@ def test_every_example_of_a_fitted_rule_keeps_validation_images_which_the_defaul
     lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     examples = [line for line in lines if re.search(r'lopsided fit .*--decide "?(recall|tuned)', line)]
     assert len(examples) >= 2
-    assert [line for line in examples if "val=0." not in line] == []
+    # The eggs of the demo have so few rare images that they are folded, and folds fit the rule as well.
+    assert [line for line in examples if "val=0." not in line and "/eggs" not in line] == []
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("by", ["probability", "neighbours", "both"])
 def test_the_rare_images_come_first(call: Call, frozen: Path, pool: Path, tmp_path: Path, by: str) -> None:
     out = tmp_path / "found.csv"
-    ended = call("find", frozen, pool, "--class", "dog", "--out", out, "--top", "9", "--by", by, "--json")
+    options = ["--top", "9", "--by", by, "--unfamiliar", "mark", "--json"]  # Seven known dogs are few to tell others.
+    ended = call("find", frozen, pool, "--class", "dog", "--out", out, *options)
     assert ended.code == 0
     told = json.loads(ended.out)
     assert (told["listed"], told["images"], told["known"], told["unreadable"]) == (9, 27, 1, 1)

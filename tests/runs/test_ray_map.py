@@ -59,9 +59,8 @@ def assert_same(found: Iterable[Scores], expected: Iterable[Scores]) -> None:
 def test_a_node_sends_what_the_driver_would_compute(model: Path, pool: Path) -> None:
     known = np.eye(2, open_model(model, "cpu")[1].features, dtype=np.float32)
     paths = tuple(find_images([pool])[1])[:9]
-    row = score_row(
-        make_scorer(content_of(model), (known[:1], known[1:]), False), [str(path).encode() for path in paths]
-    )
+    scorer = make_scorer(content_of(model), (known[:1], known[1:]), False)
+    row = score_row(scorer, [str(path).encode() for path in paths], [[]] * len(paths))
     found = ray_map._scores(Pack(0, paths), {**row, "host": "here"})
     scorer = Scorer(*open_model(model, "cpu"), known=Known(known[:1], known[1:]))
     assert_same([found], scorer.map([Pack(0, paths)]))

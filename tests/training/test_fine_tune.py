@@ -530,8 +530,8 @@ def test_two_ranks_train_the_blocks_of_one(photos: Path, weights: Path, tmp_path
     [
         (
             {"encoder.weights": "none", "augment.normalisation": "source"},
-            'encoder.weights cannot be "none" with method "fine-tune", which needs a pretrained encoder. Set '
-            'encoder.weights, such as "embedded", or use the recipe from-scratch.',
+            'encoder.weights cannot be "none" with method "fine-tune", which needs a pretrained encoder. Start '
+            "from --recipe fine-tune, or set encoder.weights, or use the recipe from-scratch.",
         ),
         (
             {"fine_tune.blend": 0.5, "classifier.kind": "tau-norm", "classifier.tau": 1.0},
