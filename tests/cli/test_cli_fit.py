@@ -166,7 +166,7 @@ def test_any_field_can_be_set(call: Call, photos: Path, tmp_path: Path) -> None:
 def test_without_a_held_out_image_there_is_a_model_and_no_figure(call: Call, photos: Path, tmp_path: Path) -> None:
     ended = call("fit", photos, "--out", tmp_path / "run", *SMALL, "val=0", "test=0")
     assert ended.code == 0
-    assert "There are no figures" in ended.out
+    assert "There are no metrics" in ended.out
     assert rows_of(tmp_path / "run") == []
     assert (tmp_path / "run" / "model.safetensors").exists()
 
@@ -371,7 +371,7 @@ def test_the_demo_compares_three_losses_and_the_default_and_takes_finished_runs_
     (out / "cl" / "metrics.json").write_text(json.dumps(metrics | {"test": None}))
     refused = call("demo", "--losses", "--out", out)
     assert refused.code == 2
-    assert refused.err.endswith("cl is not a run of the demo: it has no test figures. Choose another folder.\n")
+    assert refused.err.endswith("cl is not a run of the demo: it has no test metrics. Choose another folder.\n")
 
 
 def test_the_demo_holds_the_images_and_the_budget_equal() -> None:

@@ -166,7 +166,7 @@ def test_evaluate_without_data_repeats_the_figures_of_the_test_split(call: Call,
         assert found["figures"][name] == pytest.approx(figure), name
     ended = call("evaluate", finished, "--split", "val", "--quiet")
     assert ended.out.startswith(f"val split of {finished}: ")
-    assert ended.err == "warning: the validation split selected the model, so the figures are too high.\n"
+    assert ended.err == "warning: the validation split selected the model, so the metrics are too high.\n"
     assert "the model was trained on images of these data" in call("evaluate", finished, "--split", "train").err
 
 

@@ -79,7 +79,7 @@ def test_evaluate_counts_the_answers_of_predict(call: Call, model: Path, other_p
 def test_evaluate_warns_of_the_data_that_the_model_was_trained_on(call: Call, finished: Path, photos: Path) -> None:
     counts = json.loads((finished / "metrics.json").read_text())["counts"]
     trained, every = (sum(sum(counts[split].values()) for split in part) for part in (("train",), counts))
-    warning = f"the model was trained on {trained} of these {every} images, so the figures are too high."
+    warning = f"the model was trained on {trained} of these {every} images, so the metrics are too high."
     assert warning in call("evaluate", finished, photos).err
 
 

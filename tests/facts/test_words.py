@@ -469,18 +469,18 @@ WORDS = [
     ),
     (
         cautions.shared_groups(2, "p1", "split"),
-        "2 groups are in more than one split, for example p1: the figures will be too high. Split by group ("
+        "2 groups are in more than one split, for example p1: the metrics will be too high. Split by group ("
         "split=group).",
     ),
     (
         cautions.shared_groups(1, "p1", "fold"),
-        "One group is in more than one fold, for example p1: the figures will be too high. Use folds by group ("
+        "One group is in more than one fold, for example p1: the metrics will be too high. Use folds by group ("
         "split=group).",
     ),
     (
         cautions.shared_images(1, ["a.png", "train", "b.png", "test"], "split"),
         "One image is byte-identical to an image in another split, for example b.png in test and a.png in train: the "
-        "figures will be too high.",
+        "metrics will be too high.",
     ),
     (
         cautions.similar_names([["Brake", "Break"]], {"Brake": 1, "Break": 70}),
@@ -493,7 +493,7 @@ WORDS = [
     ),
     (
         cautions.same_patients(3, 8),
-        "3 patients have several images, 8 together, and the images of a patient may be in two splits: the figures may "
+        "3 patients have several images, 8 together, and the images of a patient may be in two splits: the metrics may "
         "be too high. Use --group PatientID.",
     ),
     (

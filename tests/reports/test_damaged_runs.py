@@ -91,7 +91,7 @@ def test_fashion_mnist_that_is_not_there_is_refused_without_a_download(
 def test_a_run_that_was_judged_on_held_out_images_alone_shows_them(tmp_path: Path) -> None:
     page = run_page(only_held_out(make_run(tmp_path / "run")))
     text = text_of(page)
-    assert "There is no test split. The figures below are for the images that the scenario did not draw." in text
+    assert "There is no test split. The metrics below are for the images that the scenario did not draw." in text
     assert "and evaluated on 52 new images" in text
     assert 'id="matrix"' in page
     assert 'id="map"' in page

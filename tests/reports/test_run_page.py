@@ -104,7 +104,7 @@ def test_the_recall_by_the_models_rule_and_by_a_threshold_are_told_apart(tmp_pat
     assert f"By its own rule, the model finds {by_rule} of 20 images of “c”" in text
     assert f"rule of the model (plain) {DASH} {by_rule / 20:.3f}" in text
     assert f"half 0.500 {at_half / 20:.3f}" in text
-    assert "If you choose a threshold by looking at test images, the figures of these images are too high." in text
+    assert "If you choose a threshold by looking at test images, the metrics of these images are too high." in text
     assert "In practice, use the rule of the model." in text
     assert "use the validation threshold" not in text
 
@@ -204,10 +204,10 @@ def test_a_run_without_any_test_image_shows_its_validation_and_says_so(tmp_path:
     (folder / "predictions.csv").write_text("\n".join(row for row in rows if not row.startswith("test,")) + "\n")
     text = text_of(run_page(folder))
     assert "There is no test split." in text
-    assert "These images selected the model, so the figures are too high." in text
+    assert "These images selected the model, so the metrics are too high." in text
     assert "Only 8 validation images of “rare”" in text
     assert "it needs validation images" not in text
-    assert "the figures are already for the validation images" in text
+    assert "the metrics are already for the validation images" in text
     assert "With the validation threshold" not in text
     assert "use the rule of the model" not in text
     assert "evaluate the threshold on images that were not used for training or model selection." in text

@@ -171,7 +171,7 @@ def test_repeats_give_mean_figures_and_the_folds_of_the_first_repeat(
     assert [row["repeat"] for row in folds["per_fold"]] == [1, 1, 1, 2, 2, 2]
     assert (folds["members"], run.metrics["test"]["num_images"]) == (3, 39)
     assert rows_of(run) == rows_of(trained)  # The first repeat does not depend on the number of repeats.
-    assert "The figures are means over 2 repeats." in run.metrics["test"]["notes"][-1]
+    assert "The metrics are means over 2 repeats." in run.metrics["test"]["notes"][-1]
     by_repeat = [
         run_recipe(recipe_of(photos, **{"data.repeats": 2}), tmp_path / "run", resume=True).metrics,
         trained.metrics,
@@ -302,7 +302,7 @@ def test_a_record_and_a_page_take_a_run_with_folds_as_any_run(trained: Run) -> N
     record = Record.from_run(trained)
     assert (record.test.images, record.test.minority) == (39, 9)
     page = run_page(trained.folder)
-    assert "3 folds tested all 39 images: every figure is out-of-fold" in page
+    assert "3 folds tested all 39 images: every metric is out-of-fold" in page
     assert "ensemble of 3 of these models" in page
     assert "all images, out-of-fold" in page
 

@@ -41,7 +41,7 @@ def evaluate(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Also write the figures to this JSON file.", show_default=False)
+        Path | None, typer.Option(help="Also write the metrics to this JSON file.", show_default=False)
     ] = None,
     group: Annotated[
         str | None,

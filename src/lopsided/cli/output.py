@@ -202,7 +202,7 @@ def figures_table(evaluation: Mapping[str, Any]) -> str:
         for row in sorted(evaluation["per_class"], key=lambda row: row["support"])
     ]
     parts = [
-        table(["figure", f"value [{level}]", f"always {shortened(majority['label'])}"], rows),
+        table(["metric", f"value [{level}]", f"always {shortened(majority['label'])}"], rows),
         table(["class", "images", "recall", "precision", "F1", "average precision"], classes),
         *(shortened(note, LONGEST) for note in evaluation["notes"]),
     ]

@@ -183,7 +183,7 @@ def _show_run(run: Run, *, verbose: bool, already: bool) -> None:
     parts = [f"{run.recipe.spec.title(run.recipe)} on {metrics['source']}: {numbers} images"]
     split = judged_split(metrics)
     if split is None:
-        parts.append("There are no figures because no images were held out. Set test=0.15.")
+        parts.append("There are no metrics because no images were held out. Set test=0.15.")
     else:
         lines = [line.words(shortened(line.label)) for line in headlines(metrics[split])]
         parts.append("\n".join([*lines, balanced_words(metrics[split])]))

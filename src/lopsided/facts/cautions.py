@@ -62,7 +62,7 @@ def shared_groups(groups: int, first: str, unit: str) -> str:
     number = f"{groups:,} groups are" if groups > 1 else "One group is"
     advice = "Split by group" if unit == "split" else "Use folds by group"
     return (
-        f"{number} in more than one {unit}, for example {first}: the figures will be too high. {advice} (split=group)."
+        f"{number} in more than one {unit}, for example {first}: the metrics will be too high. {advice} (split=group)."
     )
 
 
@@ -73,7 +73,7 @@ def shared_images(images: int, first: Sequence[str], unit: str) -> str:
     number = f"{images:,} images are" if images > 1 else "One image is"
     return (
         f"{number} byte-identical to an image in another {unit}, for example {other} in {there} and {name} in {where}: "
-        "the figures will be too high."
+        "the metrics will be too high."
     )
 
 
@@ -85,7 +85,7 @@ def same_patients(patients: int, images: int) -> str:
     """DICOM files have patients, but the source has no groups."""
     what = "One patient has" if patients == 1 else f"{patients:,} patients have"
     return (
-        f"{what} several images, {images:,} together, and the images of a patient may be in two splits: the figures "
+        f"{what} several images, {images:,} together, and the images of a patient may be in two splits: the metrics "
         "may be too high. Use --group PatientID."
     )
 

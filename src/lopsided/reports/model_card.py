@@ -189,7 +189,7 @@ def _results(facts: Facts) -> Iterator[str]:
     yield "## Results"
     figures = facts.figures
     if figures is None or facts.split is None:
-        yield "There are no figures, because no images were held out."
+        yield "There are no metrics, because no images were held out."
         return
     level = f"{100 * figures.level:g} % interval"
     yield f"On {amount(figures.num_images, f'{facts.split_word(facts.split)} image')}, decided by the rule below:"
@@ -246,7 +246,7 @@ def _limits(facts: Facts) -> Iterator[str]:
     yield "## Intended use and limits"
     yield f"{FILL_IN} for what the model may be used, and for what it must not be used."
     items = [
-        "The figures hold for images that are made and selected as the test images were. Test the model on images of "
+        "The metrics hold for images that are made and selected as the test images were. Test the model on images of "
         "your own before you rely on it: `lopsided evaluate RUN DATA`.",
         "An interval covers the chance of the draw of the test images, not another camera, place or time.",
         "The model knows its classes only. It gives an image of anything else to one of them. `lopsided predict` marks "

@@ -226,7 +226,7 @@ def in_order(judged: Judged, seed: int, most: int) -> Listed:
     which = "every mistake" if num_wrong == len(wrong) else f"the {num_wrong:,} most confident mistakes"
     note = (
         f"This page lists {most:,} of {len(judged):,} images: {which} and a random sample of the correct images. "
-        "All counts and figures use all images."
+        "All counts and metrics use all images."
     )
     return Listed(_rows(judged, order), most, note)
 

@@ -186,7 +186,7 @@ def fold_words(folds: FoldFacts, facts: Facts) -> str:
     times = f", {folds.repeats} times" if folds.repeats > 1 else ""
     uwa = sorted(row.uwa for row in folds.per_fold)
     text = (
-        f"{folds.folds} folds{by} tested all {number}{times}: every figure is out-of-fold, from models that were not "
+        f"{folds.folds} folds{by} tested all {number}{times}: every metric is out-of-fold, from models that were not "
         f"trained on the image. By fold, the balanced accuracy is {uwa[0]:.3f} to {uwa[-1]:.3f}."
     )
     size = f"{folds.parameters / 1e6:.1f} million parameters"
@@ -233,13 +233,13 @@ def _of_test(facts: Facts) -> Iterator[Caution]:
     if facts.split == "held_out":
         yield Caution(
             "There is no test split",
-            "The figures below are for the images that the scenario did not draw.",
+            "The metrics below are for the images that the scenario did not draw.",
         )
     elif facts.split != "test":
         yield Caution(
             "There is no test split",
-            f"The figures below are for the validation images. These images {val_role(facts.recipe)} the model, so the "
-            "figures are too high.",
+            f"The metrics below are for the validation images. These images {val_role(facts.recipe)} the model, so the "
+            "metrics are too high.",
         )
     rows = facts.figures.per_class
     name, rare = facts.classes[facts.minority], rows[facts.minority].support
@@ -248,7 +248,7 @@ def _of_test(facts: Facts) -> Iterator[Caution]:
         yield Caution(
             f"Only {amount(rare, f'{what} image')} of {quoted(name)}",
             f"A single image changes the recall of this class by {percent(1 / rare)[:-2]} percentage points. "
-            "Look at the intervals, not only at the figures.",
+            "Look at the intervals, not only at the values.",
         )
     others = [row.label for i, row in enumerate(rows) if 0 < row.support < FEW and i != facts.minority]
     more = "more " if 0 < rare < FEW else ""
@@ -321,7 +321,7 @@ def rule_words(name: str, by_rule: Counts) -> str:
     """Say that the other figures of the page follow the model's rule, which is not a threshold of one class."""
     return (
         f"This section asks a separate question for one class at a time: is the probability of the class at least the "
-        f"threshold? All other figures of this page follow the rule of the model, which gives each image exactly one "
+        f"threshold? All other numbers of this page follow the rule of the model, which gives each image exactly one "
         f"class. By that rule the recall of {quoted(name)} is {number(by_rule.recall)} ({by_rule.tp:,} of "
         f"{amount(by_rule.tp + by_rule.fn, 'image')}), so it can differ from the recalls below."
     )
@@ -357,14 +357,14 @@ def threshold_words(
 def no_choice(split: str) -> str:
     """Return why there is no validation threshold."""
     if split == "val":
-        return "There is no validation threshold, because the figures are already for the validation images."
+        return "There is no validation threshold, because the metrics are already for the validation images."
     return "There is no validation threshold: it needs validation images of this class and of other classes."
 
 
 def threshold_advice(facts: Facts, split: str, *, has_choice: bool) -> str:
     """Return a warning about thresholds that a reader chooses on the page. A choice is a validation threshold."""
     what = facts.split_word(split)
-    text = f"If you choose a threshold by looking at {what} images, the figures of these images are too high. "
+    text = f"If you choose a threshold by looking at {what} images, the metrics of these images are too high. "
     if split == "val":
         return f"{text}Before use, evaluate the threshold on images that were not used for training or model selection."
     text += "In practice, use the rule of the model. "

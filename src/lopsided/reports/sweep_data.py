@@ -66,7 +66,7 @@ class SweepData:
         if failed:
             found.append((f"{amount(failed, 'cell')} failed", "They are listed below with their errors."))
         if single:
-            why = "One run has no interval; how much of a figure is chance cannot be told from it."
+            why = "One run has no interval; how much of it is chance is unknown."
             found.append((f"{amount(single, 'cell')} with one run only", why))
         if folded:
             what = f"Only {amount(min(folded), 'image')} of the rare class"

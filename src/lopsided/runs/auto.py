@@ -78,7 +78,7 @@ class Choice:
             found.append(f"Use {self.answer.chosen}: no other method has all folds.")
         found.append(
             "These are means over the folds, each with the threshold of its own training images. The run pools the "
-            "images of all folds under one threshold, so that its figures differ."
+            "images of all folds under one threshold, so that its metrics differ."
         )
         found += [f"{arm} was left out: {why}." for arm, why in self.left_out.items()]
         return found + [f"{arm} failed: {error}" for arm, error in self.failed.items()]

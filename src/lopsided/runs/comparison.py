@@ -47,12 +47,12 @@ ALPHA = 0.05
 FOLD_RULE = (
     "A difference compares folds with the same test images. Its interval is the corrected resampled t interval of "
     "Nadeau and Bengio, because the training images of folds overlap. With Bonferroni's correction for the number of "
-    "methods, the intervals of all differences to the baseline hold together at 95 %. Figures are not corrected for."
+    "methods, the intervals of all differences to the baseline hold together at 95 %. Metrics are not corrected for."
 )
 RULE = (
     "A difference compares runs that saw the same data with the same seed; its interval is Student's. With "
     "Bonferroni's correction for the number of methods, the intervals of all differences to the baseline hold "
-    "together at 95 %. Scenarios and figures are not corrected for."
+    "together at 95 %. Scenarios and metrics are not corrected for."
 )
 
 Key = tuple[str | None, str, str, str]

@@ -79,7 +79,7 @@ def summarise(runs: dict[str, Run]) -> dict[str, Any]:
     for loss, run in runs.items():
         metrics = run.metrics or {}
         if not metrics.get("test"):  # The folder may hold any finished run.
-            raise RunError(f"{run.folder} is not a run of the demo: it has no test figures. Choose another folder.")
+            raise RunError(f"{run.folder} is not a run of the demo: it has no test metrics. Choose another folder.")
         figures = metrics["test"]["figures"]
         majority = metrics["test"]["majority"]
         rows.append(

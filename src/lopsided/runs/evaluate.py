@@ -107,16 +107,16 @@ def evaluate_run(
         trained = trained_digests(run)
         seen = sum(digest in trained for digest in source.images.digest(np.arange(len(source))))
     if data is None and split == "val":
-        warnings.append("the validation split selected the model, so the figures are too high.")
+        warnings.append("the validation split selected the model, so the metrics are too high.")
     elif seen:
         warnings.append(
-            f"the model was trained on {seen:,} of these {len(source):,} images, so the figures are too high. "
-            "Use the test figures of the run instead, or leave these images out."
+            f"the model was trained on {seen:,} of these {len(source):,} images, so the metrics are too high. "
+            "Use the test metrics of the run instead, or leave these images out."
         )
     elif split != "test" and (data is None or trained_on(run, data)):
         warnings.append(
-            "the model was trained on images of these data, so the figures are too high. "
-            "Use the test figures of the run instead."
+            "the model was trained on images of these data, so the metrics are too high. "
+            "Use the test metrics of the run instead."
         )
     own_val = data is None and split == "val"
     with counting("evaluating") as progress:

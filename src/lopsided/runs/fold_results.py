@@ -301,7 +301,7 @@ class FoldResults:
         if parse_rule(self.rule).fitted:
             mean["notes"].append(results.FITTED_NOTE)
         if len(settled) > 1:
-            text = f"The figures are means over {len(settled)} repeats. Predictions and confusion are of the first one."
+            text = f"The metrics are means over {len(settled)} repeats. Predictions and confusion are of the first one."
             mean["notes"] = [*mean["notes"], text]
         names = [name for name in rules[0] if all(name in each for each in rules)]
         return {**mean, "rules": {name: _mean_rule([each[name] for each in rules]) for name in names}}

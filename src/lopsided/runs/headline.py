@@ -59,8 +59,7 @@ class Headline:
         return share
 
     def _false(self) -> str:
-        number = f"{self.false_alarms:,}" if self.false_alarms else "no"
-        return f"{number} false alarm{'' if self.false_alarms == 1 else 's'}"
+        return f"{self.false_alarms:,} false alarm{'' if self.false_alarms == 1 else 's'}"
 
     def _alarms(self) -> str:
         return f"{self._false()} among {self.others:,} other image{'' if self.others == 1 else 's'}"

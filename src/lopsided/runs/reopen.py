@@ -109,7 +109,7 @@ def open_own_split(
         raise InputError(sentence("--split must be train, val or test", split))
     if run.recipe.data.folds is not None and run.recipe.data.fold is None:
         what = f"The model in {folder} has seen all images of its run: its folds tested them with other models"
-        raise RunError(f"{what}. metrics.json holds these figures. For other images: lopsided evaluate RUN DATA.")
+        raise RunError(f"{what}. metrics.json holds these metrics. For other images: lopsided evaluate RUN DATA.")
     source, _ = Sources().open(run.recipe, progress, ReadableImages())
     source, splits = training_source(source, split_source(run.recipe, source))
     if fingerprint(source, splits, source.images.digest(np.arange(len(source)))) != known:
