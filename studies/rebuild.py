@@ -77,6 +77,8 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "push": partial(printed, "push.py", "table"),
         "forces": partial(printed, "push.py", "forces"),
     },
+    "README.md": {"peers-short": partial(printed, "peers.py", "short")},
+    "which-recipe.md": {"peers-short": partial(printed, "peers.py", "short")},
     "peers.md": {
         "peers-short": partial(printed, "peers.py", "short"),
         "peers": partial(printed, "peers.py", "table"),
@@ -108,7 +110,7 @@ def with_table(page: str, name: str, table: str) -> str:
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield each page with tables, and its text with all tables computed anew."""
-    for path in sorted(DOCS.glob("*.md")):
+    for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]:
         text = path.read_text(encoding="utf-8")
         known = TABLES.get(path.name, {})
         named = [name for name in marks(text) if (path.name, name) not in BY_HAND]

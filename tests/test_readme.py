@@ -39,6 +39,10 @@ def test_numbers_of_readme_are_those_of_the_tables_and_of_the_demo() -> None:
     assert table is not None
     source = (ROOT / "docs" / table[1]).read_text(encoding="utf-8").splitlines()
     assert [row for row in table[2].splitlines() if row not in source] == []
+    peers = (ROOT / "docs" / "peers.md").read_text(encoding="utf-8")
+    fair = re.search(r"<!-- peers-short -->.*?<!-- end peers-short -->", peers, flags=re.DOTALL)
+    assert fair is not None
+    assert fair[0] in README
     finds, of, share, alarms = re.findall(r"finds (\d+) of (\d+) \((.*?)\) with (\d+) false alarms", README)[0]
     shown = (ROOT / "docs" / "figures" / "start_demo.txt").read_text(encoding="utf-8")
     assert f"cracked: finds {finds} of {of} ({share}); {alarms} false alarms among" in shown
