@@ -400,21 +400,26 @@ def interval(methods: dict[str, dict[int, list[Answers]]], name: str, base: str 
 
 
 def short(found: Iterable[Answers]) -> str:
-    """Return a row for each setting: the recipes, the best peer by balanced accuracy, and class weights by hand."""
+    """Return a row for each setting, over the repeats that all have: recipes, best peer, class weights by hand."""
     rows = []
     for (data, cell), methods in sorted(gathered(found).items(), key=study.place):
+        own = [repeats.keys() for name, repeats in methods.items() if name in PEERS or name == "quick"]
+        common = set.intersection(*map(set, own))
         means = {
-            name: float(np.mean([metrics(folds)["uwa"] for folds in repeats.values()]))
+            name: float(np.mean([metrics(repeats[seed])["uwa"] for seed in common]))
             for name, repeats in methods.items()
+            if common and common <= repeats.keys()
         }
+        if not any(name in PEERS for name in means):
+            continue
         peers = {name: value for name, value in means.items() if name in PEERS}
         best = max(peers, key=lambda name: peers[name])
         what = {"few": f"skin lesions, {cell}", "isic": "skin lesions, 92 rare"}
         what["tops"] = f"T-shirts at {cell}, {study.RARE_TOPS.get(cell)} rare"
-        own = [f"{means[name]:.1f}" if name in means else "" for name in RECIPES[:2]]
+        recipes = [f"{means[name]:.1f}" if name in means else "" for name in RECIPES[:2]]
         by = [f"{means[name]:.1f}" if name in means else "" for name in ("class weights", "class weights, as by hand")]
-        rows.append((what[data], *own, f"{peers[best]:.1f} ({best})", *by))
-    head = "images | quick | thorough | best peer | class weights | class weights, C = 1"
+        rows.append((what[data], len(common), *recipes, f"{peers[best]:.1f} ({best})", *by))
+    head = "images | repeats | quick | thorough | best peer | class weights | class weights, C = 1"
     return shared.table(head, rows)
 
 
