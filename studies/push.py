@@ -6,7 +6,7 @@
 
 All methods train ResNet-18 from scratch as in ``studies/arms.py``: 700 of 1,000 images train and validate, 16 epochs
 of the contrastive loss and 4 of the classifier, batches of 128. The held-out images are those of the same seed there,
-and the lines of CL and ACL are those of studies/records/methods.jsonl, to the last digit.
+and CL and ACL are the runs of studies/records/methods.jsonl (compared for seed 0: equal to the last digit).
 
 ``push, only lonely`` is ACL for anchors without another image of their class in the batch, and CL for all others;
 ``only rare`` and ``only frequent`` choose by class. ``push alone`` has no pull at all. ``two views`` shows each image
