@@ -290,7 +290,7 @@ def short(path: Path) -> str:
     rows = []
     settings = shared.nested(shared.read(path), ("data", "cell"), "arm", "seed")
     for (data, cell), arms in sorted(settings.items(), key=place):
-        tops = f"tops at {cell}, {RARE_TOPS.get(cell)} rare"
+        tops = f"T-shirts and shirts at {cell}, {RARE_TOPS.get(cell)} rare"
         what = {"few": f"skin lesions, {cell}", "isic": "skin lesions, 92 rare", "tops": tops}
         what |= {"fashion": "ten classes, 8 rare", "seven": "seven classes of lesions, 92 rare"}
         runs = ([line["uwa"] for line in arms.get(arm, {}).values()] for arm in SHORT)
