@@ -133,3 +133,10 @@ def test_one_odd_group_is_no_drift() -> None:
     groups = np.array([*map(str, range(19)), *["odd"] * 20])
     assert compare(bank, typicality, 0.05).is_alarm
     assert not compare(bank, typicality, 0.05, groups).is_alarm
+
+
+def test_copies_of_a_known_image_count_as_one() -> None:
+    known = features(np.random.default_rng(3), 50)
+    bank = bank_of(np.repeat(known, 3, axis=0))
+    assert len(bank.scores) == 50
+    assert bank.is_guessed

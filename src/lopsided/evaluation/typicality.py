@@ -155,7 +155,7 @@ def make_bank(known: Features, related: Codes, judged: Features, judged_related:
     """Return the bank of ``known`` features, calibrated by the ``judged`` ones; None if there is nothing to compare.
 
     Images that are equal in a column of ``related`` and ``judged_related`` are not compared. The first column holds the
-    groups. ``labels`` are the classes of the judged images.
+    groups, the last one the copies, of which one is judged. ``labels`` are the classes of the judged images.
     """
     if len(known) < 2 or not len(judged):
         return None
@@ -176,7 +176,8 @@ def make_bank(known: Features, related: Codes, judged: Features, judged_related:
         scores = _scores_apart(known - centre, related, least)
     else:
         scores = bank._scores(judged, (judged_related, related))
-    compared = np.flatnonzero(np.isfinite(scores))
+    _, first = np.unique(judged_related[:, -1], return_index=True)  # Copies say no more than one of them.
+    compared = np.sort(first[np.isfinite(scores[first])])
     if not len(compared):
         return None
     order = compared[np.argsort(scores[compared], kind="stable")]
