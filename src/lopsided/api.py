@@ -6,7 +6,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from markupsafe import escape
 
 from lopsided import files
-from lopsided.errors import InputError
+from lopsided.errors import InputError, LopsidedError
 from lopsided.progress import Counted, counter
 from lopsided.recipe import read_values
 from lopsided.recipe.views import parse_tta
@@ -272,11 +272,23 @@ class Run(folders.Run):
         return found.result.rows
 
     def report(
-        self, out: PathLike | None = None, *, map: str = "pca", allow_outside: bool = False, quiet: bool = True
+        self,
+        out: PathLike | None = None,
+        *,
+        map: str = "pca",
+        maps: bool = True,
+        allow_outside: bool = False,
+        quiet: bool = True,
     ) -> Path:
-        """Write the HTML page of the run, by default into its folder, and return its path."""
-        from lopsided.reports.report import write_report
+        """Write the HTML page of the run, by default into its folder, and return its path.
 
+        ``maps`` also shows where the model looked, if it has maps and the images can be read.
+        """
+        from lopsided.reports.report import make_shown_maps, write_report
+
+        if maps:
+            with suppress(LopsidedError), counter("looking where the model looked", quiet=quiet) as progress:
+                make_shown_maps(self.folder, allow_outside=allow_outside, progress=progress)
         with counter("making the page", quiet=quiet) as progress:
             page = write_report(self.folder, out, kind=map, allow_outside=allow_outside, progress=progress)
         return page.path

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
+import lopsided
 from lopsided import cli
 from lopsided.errors import LopsidedError
 from lopsided.evaluation.typicality import MOST_KNOWN
@@ -215,6 +216,13 @@ def test_a_report_has_maps_of_mistakes_by_default(call: Call, frozen: Path, tmp_
     assert found is not None
     assert set(found.names) == wanted
     assert 'class="heat"' in (run / "report.html").read_text(encoding="utf-8")
+    (run / MAPS).unlink()
+    lopsided.open(run).report(maps=False)
+    assert not (run / MAPS).exists()
+    lopsided.open(run).report()
+    found = read_maps(run)
+    assert found is not None
+    assert set(found.names) == wanted
     other = make_run(tmp_path / "other", test=(10, 10), signal=0.5)  # Without its model: no maps, and no error.
     assert call("report", other).code == 0
     assert not (other / MAPS).exists()

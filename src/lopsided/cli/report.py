@@ -124,21 +124,17 @@ def _make_maps(folder: Path, *, allow_outside: bool, asked: bool, quiet: bool) -
     """
     from lopsided.errors import LopsidedError
     from lopsided.progress import counter
-    from lopsided.reports.report import keep_shown_pictures
-    from lopsided.reports.run_page import shown_images
+    from lopsided.reports.report import make_shown_maps
     from lopsided.runs.folder import METRICS
-    from lopsided.runs.maps import make_maps
 
     if not (folder / METRICS).is_file() and not asked:
         return
     try:
-        wanted = shown_images(folder)
-        keep_shown_pictures(folder, allow_outside=allow_outside)
         with counter("looking where the model looked", quiet=quiet) as progress:
-            number = make_maps(folder, wanted, progress, allow_outside=allow_outside) if wanted else 0
+            number, wanted = make_shown_maps(folder, allow_outside=allow_outside, progress=progress)
     except LopsidedError:
         if asked:
             raise
         return
-    if asked and not quiet and number < len(wanted):
-        say(f"{len(wanted) - number:,} of {len(wanted):,} images are gone, so that they have no map.")
+    if asked and not quiet and number < wanted:
+        say(f"{wanted - number:,} of {wanted:,} images are gone, so that they have no map.")

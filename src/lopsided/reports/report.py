@@ -86,6 +86,15 @@ def keep_shown_pictures(folder: Path, *, allow_outside: bool) -> None:
         keep_pictures(folder, [name for name, _ in shown_images(folder)], allow_outside=allow_outside)
 
 
+def make_shown_maps(folder: Path, *, allow_outside: bool = False, progress: Progress | None = None) -> tuple[int, int]:
+    """Write maps and pictures of the images that the page of a run shows. Return the numbers of maps and of images."""
+    from lopsided.runs.maps import make_maps
+
+    wanted = shown_images(folder)
+    keep_shown_pictures(folder, allow_outside=allow_outside)
+    return make_maps(folder, wanted, progress, allow_outside=allow_outside) if wanted else 0, len(wanted)
+
+
 def write_run_reports(
     folder: str | os.PathLike[str],
     *,
