@@ -50,8 +50,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
 def bench(run: Path) -> Iterator[Bench]:
     """A workbench of the run whose known images are ready."""
     from lopsided.serve.bench import Bench
+    from lopsided.serve.limits import Limits
 
-    bench = Bench(run, device="cpu")
+    bench = Bench(run, device="cpu", limits=Limits(wrong_token_seconds=0))
     bench.prepare()
     wait_for(lambda: bench.served.neighbours is not None)
     yield bench

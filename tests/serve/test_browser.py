@@ -199,3 +199,15 @@ def test_axe_finds_nothing(browser: Browser, live: str, photos: Path, scheme: st
         found = page.evaluate("() => axe.run()")
         assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == [], tab
     context.close()
+
+
+def test_the_token_is_typed_into_the_page(browser: Browser, run: Path, tmp_path: Path) -> None:  # noqa: F811
+    token = "a-token-of-the-test-0123456789"
+    with served(run, "--work", tmp_path / "work", LOPSIDED_TOKEN=token) as (_, port, _):
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.fill("#token", token)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#pick-files", state="attached")
+        context.close()

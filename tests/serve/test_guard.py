@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import io
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from PIL import Image
 
-from serve.conftest import client_of
+from serve.conftest import client_of, wait_for
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
@@ -92,6 +93,47 @@ def test_the_page_asks_for_the_token_and_keeps_a_cookie(bench: Bench) -> None:
     assert client.get("/v1/model").status_code == 200
 
 
+def test_the_cookie_stays_on_https_behind_a_proxy_that_speaks_it(bench: Bench) -> None:
+    client, form = client_of(bench, TOKEN), {"token": TOKEN}
+    assert "Secure" not in client.post("/login", data=form).headers["set-cookie"]
+    for headers in ({"Origin": "https://127.0.0.1:8765"}, {"X-Forwarded-Proto": "https"}):
+        assert "Secure" in client.post("/login", data=form, headers=headers).headers["set-cookie"]
+    entered = client.get(f"/?token={TOKEN}", headers={"X-Forwarded-Proto": "https"})
+    assert "Secure" in entered.headers["set-cookie"]
+
+
+def test_a_wrong_token_is_answered_late_and_no_token_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    from lopsided.serve.guard import Access
+
+    client, waited, sleep = small(bench, monkeypatch, TOKEN, wrong_token_seconds=7.5), [], asyncio.sleep
+
+    async def shortly(seconds: float) -> None:
+        waited.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", shortly)
+    wrong = Access((), "another-token-of-the-test")
+    cookie = {"Cookie": f"{wrong.cookie_name}={wrong.cookie}"}
+    for number, ask in enumerate(
+        (
+            lambda: client.get("/v1/model", headers={"Authorization": "Bearer wrong"}),
+            lambda: client.get("/v1/model", headers=cookie),
+            lambda: client.get("/", headers=cookie),
+            lambda: client.get("/?token=wrong"),
+            lambda: client.post("/login", data={"token": "wrong"}),
+        ),
+        start=1,
+    ):
+        assert ask().status_code == 401
+        assert waited.count(7.5) == number
+    assert client.get("/").status_code == 401
+    assert client.get("/v1/model").status_code == 401
+    assert client.get("/v1/model", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert waited.count(7.5) == 5
+
+
 def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     import hmac
 
@@ -113,6 +155,7 @@ def test_every_answer_has_the_headers_that_protect(client: TestClient, path: str
     assert "frame-ancestors 'none'" in policy
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert headers["referrer-policy"] == "same-origin"  # With no-referrer, browsers send forms with the Origin null.
 
 
 def test_the_page_has_no_inline_script_or_style(client: TestClient) -> None:
@@ -138,9 +181,9 @@ def test_other_methods_are_refused(client: TestClient) -> None:
     assert client.get("/v1/predict").status_code == 405
 
 
-def small(bench: Bench, monkeypatch: pytest.MonkeyPatch, **limits: float) -> TestClient:
+def small(bench: Bench, monkeypatch: pytest.MonkeyPatch, token: str = "", **limits: float) -> TestClient:
     monkeypatch.setattr(bench, "limits", replace(bench.limits, **limits))
-    return client_of(bench)
+    return client_of(bench, token)
 
 
 def test_a_request_with_too_many_bytes_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
@@ -213,3 +256,32 @@ def test_a_defect_is_answered_without_details(
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
     assert "secret" not in answer.text
     assert "secret" in capsys.readouterr().err
+
+
+def test_connections_that_send_no_request_are_ended(bench: Bench) -> None:
+    import socket
+    import threading
+
+    from lopsided.serve import server
+    from lopsided.serve.app import make_app
+    from lopsided.serve.guard import LOOPBACK, Access
+
+    listener = server.bind("127.0.0.1", 0)
+    limits = replace(bench.limits, idle_seconds=1)
+    made = server.made(make_app(bench, Access(LOOPBACK, TOKEN)), limits)
+    thread = threading.Thread(target=lambda: made.run(sockets=[listener]), daemon=True)
+    thread.start()
+    wait_for(lambda: made.started)
+    whole = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    try:
+        for sent in (b"", whole[:20], whole, whole + whole[:20]):
+            with socket.create_connection(listener.getsockname(), timeout=10) as client:
+                client.sendall(sent)
+                answer = b""
+                with suppress(ConnectionResetError):
+                    while part := client.recv(4096):  # A timeout would be an error.
+                        answer += part
+                assert answer.startswith(b"HTTP/1.1 200") == sent.startswith(whole)
+    finally:
+        made.should_exit = True
+        thread.join(30)

@@ -168,6 +168,34 @@ def test_what_is_no_run_cannot_be_used(work: Bench) -> None:
             assert client.post(path, json=content).status_code in (404, 422)
 
 
+def test_a_run_that_cannot_answer_is_not_chosen_for_the_next_start(work: Bench, run: Path) -> None:
+    folder = work.work / "runs" / "1"
+    folder.mkdir(parents=True)
+    shutil.copy(run / "metrics.json", folder)
+    answer = client_of(work).post("/v1/use", json={"run": "1"})
+    assert answer.status_code == 422
+    assert work.refits.current == "0"
+
+
+def test_a_training_of_a_server_that_was_killed_goes_on_and_is_waited_for(work: Bench, run: Path) -> None:
+    folder = work.work / "runs" / "1"
+    folder.mkdir(parents=True)
+    shutil.copy(run / "recipe.toml", folder)
+    script = "import sys; from lopsided import files\nwith files.lock(sys.argv[1]): print(flush=True); input()"
+    client = client_of(work)
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        told = client.get("/v1/runs").json()
+        started = client.post("/v1/refit", json={})
+        other.communicate(b"\n")
+    assert (told["state"], told["run"]) == ("running", "1")
+    assert (started.status_code, started.json()["error"]["code"]) == (409, "running")
+    assert client.get("/v1/runs").json()["state"] == "stopped"
+
+
 def test_a_choice_of_a_run_that_is_gone_is_the_first_one(work: Bench) -> None:
     for text in ('{"run": "9"}', "nonsense", '{"run": "../../x"}', "[]"):
         (work.work / "current.json").write_text(text)

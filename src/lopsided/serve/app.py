@@ -91,7 +91,7 @@ class Routes:
         """Return the page, or the question for the token. An address with the token sets the cookie."""
         given = request.query_params.get("token")
         if given is not None:
-            return self._admit(given)
+            return self._admit(request, given)
         if not self._access.admits(request.headers):
             return _html("login.html.j2", 401, wrong=False)
         orders = [{"name": name, "words": order.words, "task": order.task} for name, order in ORDERS.items()]
@@ -106,9 +106,9 @@ class Routes:
             if len(body) > _MOST_LOGIN:
                 raise RefusedError(413, "too_large", "A token is shorter.")
         given = parse_qs(body.decode(errors="replace")).get("token", [""])[0]
-        return self._admit(given.strip())
+        return self._admit(request, given.strip())
 
-    def _admit(self, given: str) -> Response:
+    def _admit(self, request: Request, given: str) -> Response:
         if not self._access.token:
             return RedirectResponse("/", 303)
         if not self._access.is_token(given):
@@ -118,6 +118,7 @@ class Routes:
             self._access.cookie_name,
             self._access.cookie,
             max_age=_COOKIE_SECONDS,
+            secure=_is_https(request),
             httponly=True,
             samesite="strict",
         )
@@ -229,6 +230,12 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 _HTTP = {404: ("not_found", "There is nothing here."), 405: ("wrong_method", "This address takes another method.")}
+
+
+def _is_https(request: Request) -> bool:
+    """Return whether the browser speaks https with a proxy. A client that lies harms its own cookie alone."""
+    headers = request.headers
+    return headers.get("x-forwarded-proto") == "https" or headers.get("origin", "").startswith("https:")
 
 
 def _csv(name: str, text: str) -> Response:

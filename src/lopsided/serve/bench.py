@@ -71,8 +71,9 @@ class Bench:
     def change(self, name: str) -> dict[str, Any]:
         """Let another run answer. Requests that have begun get the answer of the earlier one."""
         with self._changing:
-            served = Served(self.refits.choose(name), self._device)
+            served = Served(self.refits.finished(name), self._device)
             self._ready(served)
+            self.refits.choose(name)  # Not before, since a run that cannot answer would keep the next start from it.
             self.worker.drop()
             self.served, self.marking = served, Marking(served, self._listed(), self.marking.journal)
             self._begin()

@@ -35,7 +35,7 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # With no-referrer, browsers send the form of the token with the Origin null.
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -43,6 +43,7 @@ HEADERS = {
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 INTERNAL = RefusedError(500, "internal", "The server has made a mistake. Its log says more.")
 _OPEN = ("/healthz", "/login")
+_COOKIE = "lopsided-"
 """What needs no token, besides the files of the page."""
 
 
@@ -91,7 +92,7 @@ class Access:
     @property
     def cookie_name(self) -> str:
         """The name of the cookie. Servers on other ports have other tokens, but the same cookies."""
-        return f"lopsided-{self.cookie[:8]}"
+        return f"{_COOKIE}{self.cookie[:8]}"
 
     def is_token(self, given: str) -> bool:
         """Return whether a text is the token. The time that it takes tells nothing."""
@@ -111,6 +112,11 @@ class Access:
             return False
         found = cookies.get(self.cookie_name)
         return found is not None and hmac.compare_digest(found.value.encode(), self.cookie.encode())
+
+    def is_tried(self, path: str, query: bytes, headers: Headers) -> bool:
+        """Return whether a request brings a token, right or wrong."""
+        asks = path == "/login" or (path == "/" and b"token=" in query)
+        return bool(self.token) and (asks or "authorization" in headers or _COOKIE in headers.get("cookie", ""))
 
     def check(self, method: str, headers: Headers) -> None:
         """Raise if a request has another Host than this server, or comes from a page of another server."""
@@ -158,7 +164,8 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        answer = _Answer(send)
+        is_tried = self._access.is_tried(scope["path"], scope["query_string"], Headers(scope=scope))
+        answer = _Answer(send, self._limits.wrong_token_seconds if is_tried else 0)
         start = time.monotonic()
         try:
             self._check(scope)
@@ -209,12 +216,14 @@ class Guard:
 class _Answer:
     """Sends an answer with the headers of all answers, and knows whether it has begun."""
 
-    def __init__(self, send: Send) -> None:
-        self._send, self.status = send, 0
+    def __init__(self, send: Send, wrong_token_seconds: float) -> None:
+        self._send, self._wait, self.status = send, wrong_token_seconds, 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            if self.status == 401 and self._wait:
+                await asyncio.sleep(self._wait)
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)

@@ -28,6 +28,10 @@ class Limits:
     seconds: float = 60.0
     """The time in which a request must have come and be answered."""
     connections: int = 256
+    idle_seconds: int = 15
+    """The time after which a connection is ended whose client sends no whole request."""
+    wrong_token_seconds: float = 1.0
+    """How long the answer to a wrong token is kept back, so that guessing is slow. Who has the token never waits."""
 
 
 class RefusedError(LopsidedError):

@@ -13,7 +13,7 @@ from threading import RLock
 from typing import Any
 
 from lopsided import files
-from lopsided.errors import LopsidedError
+from lopsided.errors import LopsidedError, RunError
 from lopsided.recipe import Recipe
 from lopsided.runs.folder import FOLDS, METRICS, RECIPE, Run
 from lopsided.runs.headline import headlines, judged_split
@@ -55,21 +55,25 @@ class Refits:
                 return name
         return BASE
 
-    def choose(self, name: str) -> Path:
-        """Let a finished run answer from now on, also after a restart. Return its folder."""
+    def finished(self, name: str) -> Path:
+        """Return the folder of a finished run."""
         folder = self.folder(name)
         if not _is_finished(folder):
             raise RefusedError(409, "unfinished", "This run is not finished.")
-        files.atomic_write(self.work / CURRENT, json.dumps({"run": name}) + "\n")
         return folder
+
+    def choose(self, name: str) -> None:
+        """Note which run answers, for the next start."""
+        files.atomic_write(self.work / CURRENT, json.dumps({"run": name}) + "\n")
 
     def start(self, journal: Journal) -> dict[str, Any]:
         """Start to train the recipe of the current run with all marks; or continue what was interrupted."""
         with self._lock:
-            if self._is_running():
-                raise RefusedError(409, "running", "A run is being trained already.")
             newest = max(self._numbers(), key=int, default="")
-            if newest and self._state(newest) == "stopped":
+            state = self._state(newest) if newest else "none"
+            if state == "running":
+                raise RefusedError(409, "running", "A run is being trained already.")
+            if state == "stopped":
                 return self._run(newest, ["--resume"])
             recipe, marks = Run.open(self.folder(self.current)).recipe, journal.marks("pool")
             if not any(mark.label for mark in marks) and not journal.corrections():
@@ -105,10 +109,9 @@ class Refits:
             newest = max(self._numbers(), key=int, default="")
             if not newest:
                 return found | {"state": "none"}
-            folder = self.folder(newest)
-            if self._is_running():
-                return found | {"state": "running", "run": newest, **self._progress(folder)}
             state = self._state(newest)
+            if state == "running":
+                return found | {"state": state, "run": newest, **self._progress(self.folder(newest))}
             return (
                 found
                 | {"state": state, "run": newest}
@@ -149,10 +152,16 @@ class Refits:
         return self.status()
 
     def _state(self, number: str) -> str:
-        """Return what became of a training that does not run: finished, stopped (it can be continued), or failed."""
+        """Return what became of the newest training: running, finished, stopped (it can be continued), or failed."""
         folder = self.folder(number)
+        if self._is_running():
+            return "running"
         if _is_finished(folder):
             return "finished"
+        try:
+            files.check_free(folder)
+        except RunError:  # A server that was killed has left it running.
+            return "running"
         return "stopped" if self._number != number and (folder / RECIPE).is_file() else "failed"
 
     def _is_running(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lopsided.errors import InputError
 from lopsided.serve.limits import Limits
@@ -21,6 +23,43 @@ class Server(uvicorn.Server):
         """End; at once if somebody interrupts twice."""
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
+
+
+class Connection(H11Protocol):
+    """A connection that ends if its client sends no whole request for some time.
+
+    That of uvicorn ends after an answer only, and only if the client sends nothing at all. So a few hundred clients
+    that send half a header, for which no token is needed, would keep everybody else out.
+    """
+
+    _idle: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._wait()
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the next request."""
+        super().on_response_complete()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._stop()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._stop()
+        self._idle = self.loop.call_later(self.timeout_keep_alive, self._end)
+
+    def _stop(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+
+    def _end(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -48,8 +87,9 @@ def made(app: ASGIApp, limits: Limits) -> Server:
         date_header=True,
         proxy_headers=False,
         ws="none",
+        http=Connection,
         limit_concurrency=limits.connections,
-        timeout_keep_alive=15,
+        timeout_keep_alive=limits.idle_seconds,
         timeout_graceful_shutdown=int(limits.seconds) + 5,
     )
     return Server(config)
