@@ -50,11 +50,18 @@ programs:
 	  test "$$(id -u)" = 0 && command -v apt-get && { $(APT) || { apt-get update --quiet && $(APT); }; }; \
 	} || echo "No chromium, pdflatex or Fashion-MNIST, and they could not be installed: tests of them will be skipped."
 
+# axe-core checks whether people who use a keyboard or a screen reader can use the pages. It is no part of the package.
+AXE = build/axe/package/axe.min.js
+
+$(AXE):
+	@mkdir -p build/axe && cd build/axe && npm pack --silent axe-core@4.14.0 > /dev/null && tar xzf axe-core-4.14.0.tgz \
+	  || echo "No axe-core from npm: the tests of accessibility will be skipped."
+
 # Each worker has one thread of its own. Three keep two cores busy, for some tests wait for processes that they started;
 # a fourth would only import everything once more. Where a test asks for two threads, one that waits sleeps: spinning, it
 # would keep a core from the other workers. tests/conftest.py says in which order files are tested.
-check: setup programs
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+check: setup programs $(AXE)
+	LOPSIDED_AXE=$(CURDIR)/$(AXE) OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # For work in progress: no test that takes long, starts many processes or needs a program of the system. These wait for
 # nothing, so that a third worker would only import everything once more.

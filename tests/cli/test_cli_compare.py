@@ -50,7 +50,7 @@ def test_arms_are_trained_on_the_same_data_and_stand_in_one_table(comparison: tu
     assert {record.seed: record.epochs for record in records if record.arm == "weighted-ce"} == {0: (2,), 1: (2,)}
     lines = ended.out.splitlines()
     assert lines[0] == "photos: test images, per cent"
-    assert [line.split("  ")[0].strip() for line in lines[2:7] if line[:1] != " "] == [
+    assert [line.split("  ")[0].strip() for line in lines[3:8] if line[:1] != " "] == [
         "weighted-ce",
         "cl",
         "afcl gamma=7",

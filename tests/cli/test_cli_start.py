@@ -247,7 +247,7 @@ def test_completion_offers_the_verbs_and_the_values_of_a_flag() -> None:
         return command(**more).out
 
     assert "fit" in offered("lopsided f").split()
-    assert set(offered("lopsided fit --loss a").split()) == {"acl", "afcl"}
+    assert set(offered("lopsided fit --loss a").split()) == {"acl", "afcl", "averaged-cl"}
     assert "paper-isic" in offered("lopsided fit --recipe paper-i").split()
 
 

@@ -35,18 +35,22 @@ def open_page(browser: Browser) -> Iterator[Any]:  # noqa: F811
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(MINUTE)
-        page.on("console", lambda message: complaints.append(f"console: {message.text}"))
+        page.on("console", lambda message: _check_words(message.text, complaints))
         page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
         page.on("request", lambda request: _check(request.url, complaints))
         page.goto(f"http://127.0.0.1:{port}/#{tab}")
         page.wait_for_selector("html[data-ready=true]", state="attached")
         return page
 
-    open_page.complaints = complaints  # type: ignore[attr-defined]
     yield open_page
     for context in contexts:
         context.close()
     assert complaints == []
+
+
+def _check_words(text: str, complaints: list[str]) -> None:
+    if "ERR_CONNECTION_REFUSED" not in text:  # A server that a test has killed.
+        complaints.append(f"console: {text}")
 
 
 def _check(url: str, complaints: list[str]) -> None:
@@ -91,8 +95,6 @@ def test_from_a_dropped_image_to_a_better_run(
         process.wait(30)
         page.keyboard.press("y")
         page.wait_for_selector('#mark-error:has-text("does not answer")')
-        assert all("ERR_CONNECTION_REFUSED" in each for each in open_page.complaints)
-        open_page.complaints.clear()
         page.context.close()
     lines = (work / "journal.jsonl").read_text().splitlines()
     assert len(lines) == 1 + 20
@@ -176,8 +178,8 @@ def test_axe_finds_nothing(browser: Browser, live: str, photos: Path, scheme: st
 
     npm pack axe-core && tar xf axe-core-*.tgz && LOPSIDED_AXE=package/axe.min.js pytest tests/serve/test_browser.py
     """
-    axe = os.environ.get("LOPSIDED_AXE")
-    if axe is None:
+    axe = os.environ.get("LOPSIDED_AXE", "")
+    if not Path(axe).is_file():
         pytest.skip("LOPSIDED_AXE does not name axe.min.js")
     context = browser.new_context(bypass_csp=True, color_scheme=scheme, reduced_motion="reduce")
     page = context.new_page()

@@ -113,6 +113,7 @@ def compare(
     from lopsided.runs.candidates import check_used, parse_candidates
     from lopsided.runs.comparison_plan import ComparisonPlan
     from lopsided.runs.folds import mixed_group_notes
+    from lopsided.runs.sweep import SWEEP
 
     if out is None:
         raise InputError("--out is missing. Name the folder of the comparison, such as --out CMP.")
@@ -139,7 +140,8 @@ def compare(
     runs = (seeds or SEEDS) if folds is None else (repeats or 1)
     plan = ComparisonPlan(out, chosen, base, scenarios=_scenarios(scenario or ()), runs=runs, baseline=baseline)
     plan.check_recipes()
-    check_used(sets, plan.recipes)
+    if not (out / SWEEP).is_file():  # One that is continued keeps its words, whichever methods go on.
+        check_used(sets, plan.recipes)
     source = sweeping.open_data(base)
     plan.check_recipes(len(source.classes))
     about = plan.about(source)

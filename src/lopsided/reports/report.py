@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -82,8 +81,11 @@ def write_report(
 
 def keep_shown_pictures(folder: Path, *, allow_outside: bool) -> None:
     """Let a finished run keep pictures of the images that its page shows, if it has none and they can be read."""
-    with suppress(LopsidedError):
-        keep_pictures(folder, [name for name, _ in shown_images(folder)], allow_outside=allow_outside)
+    try:
+        names = [name for name, _ in shown_images(folder)]
+    except LopsidedError:
+        return
+    keep_pictures(folder, names, allow_outside=allow_outside)
 
 
 def make_shown_maps(folder: Path, *, allow_outside: bool = False, progress: Progress | None = None) -> tuple[int, int]:

@@ -40,19 +40,19 @@ def make_maps(
     """
     from safetensors.numpy import save
 
-    from lopsided.inference.maps import Maps
-    from lopsided.runs.reopen import open_model
-
     present = read_maps(folder)
     if present is not None and {name for name, _ in wanted} <= set(present.names):
         return len(wanted)
     recipe = Run.open(folder).recipe.override(**{"data.allow_outside": allow_outside})
     source = Source.open(recipe.data, download=False)
-    model, card = open_model(folder)
-    maps = Maps(model, card)
     images = source.images
     if not isinstance(images, FileImages):
         raise InputError(f"The images of {source.name} are not files, so there are no maps of them.")
+    from lopsided.inference.maps import Maps  # torch is loaded where there is something to look at.
+    from lopsided.runs.reopen import open_model
+
+    model, card = open_model(folder)
+    maps = Maps(model, card)
     places = {name: row for row, name in enumerate(source.names)}
     names, found, sizes = [], [], []
     for done, (name, label) in enumerate(wanted, start=1):
