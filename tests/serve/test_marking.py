@@ -343,3 +343,39 @@ def test_of_three_classes_a_mark_gives_the_one_that_it_tells(
     (written,) = Journal(tmp_path).marks()
     assert written.label == expected
     assert len(made.journal.corrections()) == (task == "labels" and mark == "no")
+
+
+def test_marks_have_the_groups_of_the_table_of_the_pool(run: Path, pool: Path, tmp_path: Path) -> None:
+    from lopsided.serve.bench import Bench
+    from lopsided.serve.journal import Journal
+
+    patients = pool / "patients.csv"
+    patients.write_text("path,group\ndog/301.png,p1\ndog/302.png,p2\n")
+    try:
+        made = Bench(run, [str(patients), str(pool / "cat")], work=tmp_path / "work", device="cpu")
+    finally:
+        patients.unlink()
+    try:
+        made.prepare()
+        wait_for(lambda: made.marking.pool.done == 14)
+        client = client_of(made)
+        for item in ask(client, number=50):
+            assert mark(client, item, "yes").status_code == 200
+        rows = table(client.get("/v1/marks.csv").text)
+    finally:
+        made.close()
+    found = {Path(row["path"]).relative_to(pool).as_posix(): row["group"] for row in rows}
+    assert len(found) == 14
+    assert {name: group for name, group in found.items() if group} == {"dog/301.png": "p1", "dog/302.png": "p2"}
+    assert Journal(tmp_path / "work").marks_table("patient").startswith("path,label,mark,who,patient\n")
+
+
+def test_a_journal_from_before_groups_keeps_its_marks(marking: Marking, client: TestClient) -> None:
+    from lopsided.serve.journal import Journal
+
+    mark(client, ask(client)[0], "yes")
+    path = marking.journal.path
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "group"}) + "\n" for line in lines))
+    assert len(Journal(path.parent)) == 1
+    assert Journal(path.parent).marks_table().startswith("path,label,mark,who\n")

@@ -192,7 +192,8 @@ class Routes:
 
     async def marks_table(self, request: Request) -> Response:
         """Return the marks of the pool as a table."""
-        return _csv("marks.csv", await self._bench.call(self._bench.marking.journal.marks_table))
+        marking = self._bench.marking
+        return _csv("marks.csv", await self._bench.call(marking.journal.marks_table, marking.pool.group))
 
     async def corrections_table(self, request: Request) -> Response:
         """Return the corrected labels as a table."""

@@ -19,6 +19,7 @@ from lopsided.data.stored import Sent
 from lopsided.errors import InputError
 from lopsided.inference.predict import Use
 from lopsided.reports.find_page import Picture, picture
+from lopsided.runs.folder import Run
 from lopsided.runs.known import labelled_images
 from lopsided.serve.counters import Counters
 from lopsided.serve.gallery import Gallery
@@ -51,7 +52,8 @@ class Bench:
     ) -> None:
         self.limits = limits or Limits()
         self.work = work_folder(run) if work is None else work
-        self._listed = partial(Pool, list(pool), allow_outside=allow_outside)
+        group = Run.open(run).recipe.data.group
+        self._listed = partial(Pool, list(pool), allow_outside=allow_outside, group=group)
         listed = self._listed()
         self._open = ExitStack()
         self._open.enter_context(files.lock(self.work))

@@ -23,6 +23,8 @@ from lopsided.errors import RunError, sentence
 
 NAME = "journal.jsonl"
 FORMAT = 1
+GROUP = "group"
+"""The column of groups in a table of marks, unless the recipe names another."""
 Task = Literal["pool", "labels"]
 """What a mark is about: an image of the pool, or the label of an image of the run."""
 
@@ -42,6 +44,7 @@ class Mark:
     session: str
     name: str = ""
     """The name of an image of the run in its data."""
+    group: str = ""
     number: int = 0
     time: str = ""
 
@@ -113,10 +116,17 @@ class Journal:
         """Return the marks that give an image of the run another label than it had."""
         return [mark for mark in self.marks("labels") if mark.label and mark.label != mark.asked]
 
-    def marks_table(self) -> str:
-        """Return the marks of the pool as the table that ``fit --more`` reads."""
-        rows = [[mark.path, mark.label, mark.mark, mark.who] for mark in self.marks("pool")]
-        return _table(["path", "label", "mark", "who"], rows)
+    def marks_table(self, group: str = GROUP) -> str:
+        """Return the marks of the pool as the table that ``fit --more`` reads, with groups if there are any."""
+        marks = self.marks("pool")
+        header, rows = (
+            ["path", "label", "mark", "who"],
+            [[each.path, each.label, each.mark, each.who] for each in marks],
+        )
+        if any(each.group for each in marks):
+            header.append(group)
+            rows = [[*row, each.group] for row, each in zip(rows, marks, strict=True)]
+        return _table(header, rows)
 
     def corrections_table(self) -> str:
         """Return the corrected labels as the table that ``fit corrections=`` reads."""
@@ -135,6 +145,7 @@ class Journal:
                 undone = int(content["undo"])
                 self._marks = {key: mark for key, mark in self._marks.items() if mark.number != undone}
             else:
+                content = {"group": "", **content}  # Journals from before groups have none.
                 texts = {name: content[name] for name in Mark.__dataclass_fields__ if name != "number"}
                 if not all(isinstance(value, str) for value in texts.values()):
                     return

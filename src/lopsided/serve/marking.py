@@ -74,7 +74,7 @@ class Marking:
             question = candidate.label or asked.asked
             mark = Mark(
                 *(candidate.task, candidate.image, candidate.path, asked.mark, label, question),
-                *(asked.who, asked.session, candidate.name),
+                *(asked.who, asked.session, candidate.name, candidate.group),
             )
             written = _saved(lambda: self.journal.add(mark))
             self._lent.pop(candidate.key, None)

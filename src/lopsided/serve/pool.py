@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lopsided.data.sources.listing import Inside, read_columns
 from lopsided.data.stored import ImagePath, is_address
 from lopsided.errors import InputError
-from lopsided.inference.pool import find_images
+from lopsided.inference.pool import find_images, is_table
 from lopsided.runs.folder import MAX_TABLE
 from lopsided.runs.known import Labelled
 from lopsided.runs.labels import LABELS, read_table
 from lopsided.serve.gallery import Gallery
+from lopsided.serve.journal import GROUP
 from lopsided.serve.model import Served
 
 MOST = 200_000
@@ -35,6 +37,8 @@ class Candidate:
     name: str = ""
     label: str = ""
     suggested: str = ""
+    group: str = ""
+    """Such as the patient; empty: not known."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -45,7 +49,7 @@ class Candidate:
 class Pool:
     """Images of files, folders and tables, as far as they are scored. Images that the run knows are left out."""
 
-    def __init__(self, paths: Sequence[str], *, allow_outside: bool = False) -> None:
+    def __init__(self, paths: Sequence[str], *, allow_outside: bool = False, group: str | None = None) -> None:
         if any(map(is_address, paths)):
             raise InputError(
                 "The page shows the images of a pool, so they must be files of this machine. Copy them here."
@@ -55,6 +59,9 @@ class Pool:
             do = "Choose the likeliest with `lopsided find RUN POOL --class NAME --out found.csv`, and serve found.csv."
             raise InputError(f"A pool of {self.total:,} images is too large to mark, the most is {MOST:,}. {do}")
         self._paths: list[ImagePath] = list(listed)
+        self.group = group or GROUP
+        tables = [path for path in map(Path, paths) if is_table(path)]
+        self._groups = dict(pair for path in tables for pair in _groups(path, self.group, allow_outside))
         self.candidates: list[Candidate] = []
         self.done = self.known = self.unreadable = self.same = 0
 
@@ -75,13 +82,21 @@ class Pool:
                 typical = None if scores.typicality is None else float(scores.typicality[place])
                 name = gallery.add(digest, path)
                 full = str(Path(path).absolute())
-                self.candidates.append(Candidate("pool", name, full, scores.probabilities[place], typical))
+                group = self._groups.get(full, "")
+                self.candidates.append(Candidate("pool", name, full, scores.probabilities[place], typical, group=group))
             yield
 
     def to_dict(self) -> dict[str, int]:
         """Return how far the pool is read, for JSON."""
         counts = {"total": self.total, "done": self.done, "candidates": len(self.candidates)}
         return counts | {"known": self.known, "unreadable": self.unreadable, "same": self.same}
+
+
+def _groups(table: Path, column: str, allow_outside: bool) -> Iterator[tuple[str, str]]:
+    """Yield the images of a table with their groups; nothing if it has no such column."""
+    columns, inside = read_columns(table, {"path", column}), Inside(table, allow_outside)
+    for line, (path, group) in enumerate(zip(columns["path"], columns.get(column, ()), strict=False), start=2):
+        yield str((table.parent / inside.check(line, path)).absolute()), group
 
 
 def doubtful(served: Served, labelled: Labelled, gallery: Gallery) -> list[Candidate]:

@@ -18,7 +18,7 @@ from lopsided.recipe import Recipe
 from lopsided.runs.folder import FOLDS, METRICS, RECIPE, Run
 from lopsided.runs.headline import headlines, judged_split
 from lopsided.serve.comparison import compare_runs
-from lopsided.serve.journal import Journal
+from lopsided.serve.journal import GROUP, Journal
 from lopsided.serve.limits import RefusedError
 
 BASE = "0"
@@ -126,7 +126,7 @@ class Refits:
         """Return a recipe with the marks as tables, instead of those of earlier runs of this folder."""
         changes: dict[str, Any] = {"data.allow_outside": True}
         parts = {
-            "more": journal.marks_table() if journal.marks("pool") else "",
+            "more": journal.marks_table(recipe.data.group or GROUP) if journal.marks("pool") else "",
             "corrections": journal.corrections_table() if journal.corrections() else "",
         }
         for field, text in parts.items():
