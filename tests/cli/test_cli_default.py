@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from lopsided import cli
+from lopsided.cli.output import speed_words
+from lopsided.errors import RunError
+from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs.folder import Run
 from tiny_command import Call
 
@@ -127,3 +130,18 @@ def test_weights_of_another_encoder_and_a_truncated_file_are_one_sentence(
         assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
         assert text in ended.err
         assert not (tmp_path / "run").exists()
+
+
+def test_fit_says_what_ten_thousand_new_images_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {"quick": 50.0, "thorough": 10_000 / 23 / 60}
+    asked = {named_recipe(name).encoder.views: speed for name, speed in speeds.items()}
+    monkeypatch.setattr("lopsided.runs.features.images_per_second", lambda recipe: asked[recipe.encoder.views])
+    told = "On this machine, 10,000 new images take about 23 min with this model, and 3 min with quick."
+    assert speed_words(named_recipe("thorough")) == [told]
+    assert speed_words(named_recipe("fine-tune")) == []
+
+    def broken(recipe: Recipe) -> float:
+        raise RunError("no weights")
+
+    monkeypatch.setattr("lopsided.runs.features.images_per_second", broken)
+    assert speed_words(named_recipe("thorough")) == []

@@ -192,3 +192,21 @@ def test_without_a_class_the_rarest_one_is_looked_for_and_focus_names_another(
         ended = call("find", frozen, pool, *words, "--out", tmp_path / f"{wanted}.csv", "--no-page", "--json")
         assert ended.code == 0, ended.err
         assert json.loads(ended.out)["class"] == wanted
+
+
+def test_predict_and_find_take_a_table_whose_paths_have_another_name(
+    call: Call, frozen: Path, pool: Path, tmp_path: Path
+) -> None:
+    listed = sorted(pool.rglob("3*.png"))[:3]
+    table = pool.parent / "listed.csv"
+    table.write_text("\n".join(["image", *(path.relative_to(table.parent).as_posix() for path in listed)]) + "\n")
+    ended = call("predict", frozen, table, "--out", tmp_path / "answers.csv")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert ended.err.endswith("Name another one with --path-column.\n")
+    ended = call("predict", frozen, table, "--path-column", "image", "--out", tmp_path / "answers.csv")
+    assert ended.code == 0, ended.err
+    assert len(rows_of(tmp_path / "answers.csv")) == 3
+    words = ("--path-column", "image", "--unfamiliar", "mark", "--no-page", "--json")
+    ended = call("find", frozen, table, *words, "--out", tmp_path / "found.csv")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["images"] == 3

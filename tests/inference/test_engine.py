@@ -106,3 +106,29 @@ def test_a_transformer_is_exported_once_and_agrees_with_torch(tmp_path: Path, mo
     changed = make(name, 160)
     next(changed.encoder.parameters()).data.add_(0.1)
     assert not Engine(changed, (3, 160, 160)).is_fast  # Other weights have another graph.
+
+
+def test_a_graph_that_names_a_file_outside_of_itself_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnx
+
+    model, shape = make("test_resnet", 32), (3, 32, 32)
+    expected = Engine(model, shape).features(torch.from_numpy(engines._example(shape)))
+    mean, std = (values.flatten().tolist() for values in (model.mean, model.std))
+    whole = engines.to_onnx(model.encoder, 3, mean, std)
+    assert engines._checked(whole, shape, expected) is not None
+    proto = onnx.load_from_string(whole)
+    largest = max(proto.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    content = largest.raw_data
+    assert content, "There is something to move out of the graph."
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "secret").write_bytes(content)
+    monkeypatch.chdir(tmp_path / "inside")
+    for place in ("../secret", str(tmp_path / "secret"), "/etc/hostname", "/dev/zero"):
+        largest.ClearField("raw_data")
+        del largest.external_data[:]
+        largest.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", place), ("offset", "0"), ("length", str(len(content)))):
+            largest.external_data.add(key=key, value=value)
+        assert engines._checked(proto.SerializeToString(), shape, expected) is None, place

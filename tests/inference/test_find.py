@@ -283,5 +283,15 @@ def test_a_table_of_paths_is_a_pool(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^a table must name at least one image, got no rows in .*none\.csv\.$"):
         find_images([tmp_path / "none.csv"])
     (tmp_path / "odd.csv").write_text("file,label\na,b\n")
-    with pytest.raises(DataError, match=r"^a table of images must have the column path, got file, label in .*odd"):
+    told = r"^a table of images must have the column path, got file, label in .* Name another one with --path-column\.$"
+    with pytest.raises(DataError, match=told):
         find_images([tmp_path / "odd.csv"])
+    assert list(find_images([tmp_path / "odd.csv"], path_column="file")[1]) == [tmp_path / "a"]
+
+
+def test_the_images_of_a_pack_are_counted_while_it_is_scored(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", {"cat": 4, "dog": 3})
+    scorer = Scorer(*open_model(write_model(tmp_path / "model"), "cpu"), batch_size=3)
+    counted: list[tuple[int, int]] = []
+    list(scorer.map(packs(find_images([photos])[1], size=5), lambda number, done: counted.append((number, done))))
+    assert counted == [(0, 3), (0, 5), (1, 2)]

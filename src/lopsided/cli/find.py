@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from lopsided.cli.familiar import Level, Unfamiliar
-from lopsided.cli.options import AllowOutside, Device, Exclude, Include, Json, Prevalence, Quiet
+from lopsided.cli.options import AllowOutside, Device, Exclude, Include, Json, PathColumn, Prevalence, Quiet
 from lopsided.cli.options import words as choices
 from lopsided.cli.output import StoppedError, check_out, say, say_replaced, shortened, show, show_json, tell_unreadable
 from lopsided.cli.sweeping import Cluster, cluster_mapper
@@ -69,6 +69,7 @@ def find(
     page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page to look through and mark.")] = True,
     include: Include = None,
     exclude: Exclude = None,
+    path_column: PathColumn = None,
     allow_outside: AllowOutside = False,
     device: Device = "auto",
     engine: Cluster = None,
@@ -129,6 +130,7 @@ def find(
                 level=level,
                 patterns=Patterns(include or (), exclude or ()),
                 allow_outside=allow_outside,
+                path_column=path_column,
                 device=device,
                 elsewhere=elsewhere,
                 counting=counting,

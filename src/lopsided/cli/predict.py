@@ -20,6 +20,7 @@ from lopsided.cli.options import (
     Exclude,
     Include,
     Json,
+    PathColumn,
     Prevalence,
     Quiet,
     Tta,
@@ -63,6 +64,7 @@ def predict(
     ] = None,
     include: Include = None,
     exclude: Exclude = None,
+    path_column: PathColumn = None,
     decide: Decide = None,
     prevalence: Prevalence = None,
     unfamiliar: Unfamiliar = None,
@@ -126,7 +128,8 @@ def predict(
     output = _Output(out, as_json=as_json, quiet=quiet)
     if url is not None:
         here = {"--maps": maps, "--tta": tta, "--engine": engine, "--unfamiliar": unfamiliar, "--level": level}
-        _predict_there(url, words, decide, prevalence, Patterns(include or (), exclude or ()), output, here)
+        patterns = Patterns(include or (), exclude or ())
+        _predict_there(url, words, decide, prevalence, patterns, path_column, output, here)
         return
     run, images = run_and_words(words, quiet=quiet)
     if not images:
@@ -148,7 +151,9 @@ def predict(
     total, paths = (
         (sum(len(table.names) for table in tables), iter(list[ImagePath]()))
         if tables
-        else find_images(images, patterns, pairs, allow_outside=allow_outside, columns=columns_of(run))
+        else find_images(
+            images, patterns, pairs, allow_outside=allow_outside, columns=columns_of(run), path_column=path_column
+        )
     )
     warn_of_twins(pairs)
     model, card = open_model(run, device, kinds=("vector" if tables else "image",))
@@ -182,6 +187,7 @@ def _predict_there(
     decide: str | None,
     prevalence: str | None,
     patterns: Patterns,
+    path_column: str | None,
     output: _Output,
     here: Mapping[str, object],
 ) -> None:
@@ -194,7 +200,7 @@ def _predict_there(
     if unused is not None:
         raise InputError(f"{unused} needs a run of this machine, not --url. Leave out one of the two.")
     output.check(images)
-    total, paths = find_images(images, patterns)
+    total, paths = find_images(images, patterns, path_column=path_column)
     client = Client(url, read_rule(decide), prevalence)
     _warn_of_formulas(client.classes)
     target = Terminal() if sys.stdout.isatty() else sys.stdout

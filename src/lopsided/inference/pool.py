@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -36,23 +37,25 @@ def find_images(
     *,
     allow_outside: bool = False,
     columns: Sequence[str] = (),
+    path_column: str | None = None,
 ) -> tuple[int, Iterator[ImagePath]]:
     """Return the number of images in files, folders and tables, and an iterator that does not hold all of them.
 
     A path may be an address, too, such as s3://bucket/inbox. A file in ``paths`` counts as an image with any suffix,
-    except that of a table. A table has a column path, and may have others. Its relative paths are relative to its
-    folder, and paths outside of it need ``allow_outside``. No file or folder is read twice, even if a path is below
-    another path or several links lead to one folder; a table may name any image again. ``patterns`` select images by
-    their paths below the given folder, as in training, given files by their paths as they are given, and those of a
-    table by the paths in the table. ``twins`` counts pairs of images that differ only in the suffix. With ``columns``
-    all paths must be tables that have them, and their cells go with the path of each image.
+    except that of a table. A table has a column path, or ``path_column``, and may have others. Its relative paths are
+    relative to its folder, and paths outside of it need ``allow_outside``. No file or folder is read twice, even
+    if a path is below another path or several links lead to one folder; a table may name any image again. ``patterns``
+    select images by their paths below the given folder, as in training, given files by their paths as they are
+    given, and those of a table by the paths in the table. ``twins`` counts pairs of images that differ only in the
+    suffix. With ``columns`` all paths must be tables that have them, and their cells go with the path of each image.
     """
     given, patterns = _distinct(paths), patterns or Patterns()
     other = next((path for path in given if columns and not (isinstance(path, Path) and is_table(path))), None)
     if other is not None:
         raise no_columns(f"{other}, which is none", columns)
+    rows = partial(_table_paths, allow_outside=allow_outside, columns=columns, path_column=path_column or "path")
     number, found = 0, 0
-    for path, name in _images(given, allow_outside, columns):
+    for path, name in _images(given, rows):
         found += 1
         if patterns.keep(name):
             number += 1
@@ -61,11 +64,11 @@ def find_images(
     for place in given:
         if isinstance(place, Path) and place.is_dir() and next(walk_images(place), None) is None:
             raise DataError(sentence("a folder of images must hold at least one", f"none below {place}"))
-        if isinstance(place, Path) and is_table(place) and next(_table_paths(place, allow_outside), None) is None:
+        if isinstance(place, Path) and is_table(place) and next(rows(place), None) is None:
             raise DataError(sentence("a table must name at least one image", f"no rows in {place}"))
     if not number:
         raise DataError(sentence("the patterns must leave at least one image", f"none of {found:,} with {patterns}"))
-    return number, (path for path, name in _images(given, allow_outside, columns) if patterns.keep(name))
+    return number, (path for path, name in _images(given, rows) if patterns.keep(name))
 
 
 def is_table(path: Path) -> bool:
@@ -74,9 +77,9 @@ def is_table(path: Path) -> bool:
 
 
 def _images(
-    paths: Iterable[Path | Place], allow_outside: bool, columns: Sequence[str]
+    paths: Iterable[Path | Place], rows: Callable[[Path], Iterator[tuple[ImagePath, str]]]
 ) -> Iterator[tuple[ImagePath, str]]:
-    """Yield each image with the name that patterns are compared with."""
+    """Yield each image with the name that patterns are compared with. ``rows`` yields those of a table."""
     seen: set[FolderId] = set()
     for path in paths:
         if isinstance(path, Place):
@@ -85,36 +88,40 @@ def _images(
         elif path.is_dir():
             yield from ((image, image.relative_to(path).as_posix()) for image in walk_images(path, seen=seen))
         elif is_table(path):
-            yield from _table_paths(path, allow_outside, columns)
+            yield from rows(path)
         else:
             yield path, path.as_posix()
 
 
-def _table_paths(table: Path, allow_outside: bool, columns: Sequence[str] = ()) -> Iterator[tuple[ImagePath, str]]:
+def _table_paths(
+    table: Path, allow_outside: bool, columns: Sequence[str], path_column: str
+) -> Iterator[tuple[ImagePath, str]]:
     """Yield the images of a table, row by row. Whether a file exists is found out when it is read."""
     inside = Inside(table, allow_outside)
-    for line, (text, *cells) in _rows(table, columns):
+    for line, (text, *cells) in _rows(table, path_column, columns):
         if not text or "\0" in text:
-            raise DataError(sentence("the column path must be filled in every line", f"{text!r} in line {line}"))
+            raise DataError(
+                sentence(f"the column {path_column} must be filled in every line", f"{text!r} in line {line}")
+            )
         name = inside.check(line, text)
         yield described(table.parent / name, cells), name
 
 
-def _rows(table: Path, beside: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
+def _rows(table: Path, path_column: str, beside: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
     """Yield line number, path and columns of each row. A CSV file is read line by line."""
-    used = ["path", *map(column_name, beside)]
-    must = "a table of images must have the column path"
+    used = [path_column, *map(column_name, beside)]
+    must, do = f"a table of images must have the column {path_column}", "Name another one with --path-column."
     if table.suffix.lower() in (".parquet", ".pq"):
         columns = read_columns(table, set(used))
-        if "path" not in columns:
-            raise DataError(sentence(must, f"{', '.join(columns) or 'none'} in {table}"))
+        if path_column not in columns:
+            raise DataError(sentence(must, f"{', '.join(columns) or 'none'} in {table}", do))
         yield from enumerate(rows_of(table, columns, used), start=2)
         return
     with reading_csv(table), table.open(encoding="utf-8-sig", newline="") as file:
         rows = csv_rows(table, file)
         _, names = next(rows, (1, []))
-        if "path" not in names:
-            raise DataError(sentence(must, f"{', '.join(names) or 'none'} in {table}"))
+        if path_column not in names:
+            raise DataError(sentence(must, f"{', '.join(names) or 'none'} in {table}", do))
         rows_of(table, dict.fromkeys(names, ()), beside)  # Raises if a column is missing.
         places = [names.index(name) for name in used]
         yield from ((line, [cells[place] for place in places]) for line, cells in rows)

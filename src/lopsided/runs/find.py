@@ -63,6 +63,7 @@ def find_in_pool(
     level: float | None = None,
     patterns: Patterns | None = None,
     allow_outside: bool = False,
+    path_column: str | None = None,
     device: str = "auto",
     elsewhere: Elsewhere | None = None,
     counting: Counting = lambda label: nullcontext(None),
@@ -84,7 +85,10 @@ def find_in_pool(
         raise InputError(f"find looks through images, but {vectors} holds vectors, which nobody can look at. {do}")
     twins = Twins()
     columns = columns_of(run)
-    total, _ = find_images(pool, patterns, twins, allow_outside=allow_outside, columns=columns)
+    listing = partial(
+        find_images, pool, patterns, allow_outside=allow_outside, columns=columns, path_column=path_column
+    )
+    total, _ = listing(twins=twins)
     model, card = open_model(run, device)
     label = choose_class(card, label)
     use = open_use(run, card, None, prevalence)
@@ -116,8 +120,7 @@ def find_in_pool(
     )
 
     def listed() -> Iterator[Path]:
-        found = find_images(pool, patterns, allow_outside=allow_outside, columns=columns)[1]
-        return (path for path in found if isinstance(path, Path))  # There are no others, see above.
+        return (path for path in listing()[1] if isinstance(path, Path))  # There are no others, see above.
 
     def features(paths: Sequence[Path]) -> Features:
         scorer.keep = True
