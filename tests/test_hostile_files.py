@@ -32,6 +32,7 @@ from lopsided.data.sources import open_source
 from lopsided.errors import DataError, InputError, LopsidedError, RunError
 from lopsided.models.encoders import build_encoder
 from lopsided.recipe import Recipe
+from lopsided.reports.kept_pictures import PICTURES
 from lopsided.reports.run_page import run_page
 from lopsided.runs.folder import Run
 from lopsided.runs.record_files import read_failures, read_records
@@ -577,6 +578,9 @@ def test_every_command_that_takes_a_table_asks_for_the_flag_and_a_recipe_cannot_
         assert allowed.code == 0, allowed.err
     assert Run.open(run).recipe.data.allow_outside, "It is kept, so that the run can be resumed and repeated."
     pages = []
+    assert call("report", run, "--quiet").code == 0
+    assert "data:image/webp" in (run / "report.html").read_text(), "The user allowed fit to keep pictures."
+    (run / PICTURES).unlink()  # A stranger's recipe allows what this user did not.
     for flags in ([], ["--allow-outside"]):
         assert call("report", run, "--quiet", *flags).code == 0
         pages.append((run / "report.html").read_text())
