@@ -698,3 +698,10 @@ def test_the_cost_of_decisions_has_an_interval_also_if_none_is_wrong() -> None:
     assert (right.value, right.low) == (0.0, 0.0)
     assert right.high > 0.2
     assert "cost" not in evaluate(y, y_pred=y, classes=["a", "b"]).to_dict()["majority"]
+
+
+def test_five_sure_and_right_images_do_not_close_the_intervals_of_probabilities() -> None:
+    p = np.array([[1e-4, 1 - 1e-4]] * 5)
+    alone = evaluate([1] * 5, p, classes=[0, 1]).figures
+    for name in ("brier", "log_loss", "calibration_error"):
+        assert alone[name].high > 0.1, name

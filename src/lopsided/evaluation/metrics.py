@@ -324,9 +324,25 @@ def _probability_figures(
     by_chance = np.abs(calibrated_sums(confidence, units, one_hot, resamples, rng)).sum(axis=1) / len(true)
     if value[2] <= np.quantile(by_chance, level):
         low[2] = 0.0
+    if hit.all():
+        high = np.maximum(high, _unseen_mistakes(p, len(np.unique(units)), level))
     names = ("brier", "log_loss", "calibration_error")
     triples = zip(names, value, low, high, strict=True)
     return {name: around(v, a, b, _BOUNDS.get(name, (0.0, 1.0))) for name, v, a, b in triples}
+
+
+def _unseen_mistakes(p: Floats, size: int, level: float) -> Floats:
+    """Return Brier score, log loss and calibration error if as many images were mistaken as `size` right ones allow.
+
+    A bootstrap of right answers never draws a mistake, however few they are. Then the second most probable class would
+    be the right one.
+    """
+    share = share_interval(0.0, size, level).high
+    second, first = np.sort(p, axis=1)[:, -2:].T
+    squares = np.sum(p**2, axis=1)
+    likely = np.clip(np.stack([first, second]), np.finfo(np.float64).eps, None)
+    both = np.mean([(squares - 2 * each + 1) / 2 for each in (first, second)], axis=1), -np.log(likely).mean(axis=1)
+    return np.array([*((1 - share) * right + share * wrong for right, wrong in both), first.mean() - (1 - share)])
 
 
 def independent_sizes(true: Codes, groups: ArrayLike | None, num_classes: int) -> Floats:
