@@ -49,7 +49,8 @@ def open_page(browser: Browser) -> Iterator[Any]:  # noqa: F811
 
 
 def _check_words(text: str, complaints: list[str]) -> None:
-    if "ERR_CONNECTION_REFUSED" not in text:  # A server that a test has killed.
+    killed = ("ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET")  # By a server that a test has killed.
+    if not any(word in text for word in killed):
         complaints.append(f"console: {text}")
 
 

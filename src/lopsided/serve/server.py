@@ -59,7 +59,7 @@ class Connection(H11Protocol):
 
     def _end(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.abort()
+            self.transport.close()
 
 
 def bind(host: str, port: int) -> socket.socket:
