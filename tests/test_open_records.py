@@ -80,4 +80,4 @@ def test_a_table_without_a_source_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "page.md").write_text("<!-- lost -->\n| a |\n<!-- end lost -->\n")
     monkeypatch.setattr(rebuild, "DOCS", tmp_path)
     with pytest.raises(SystemExit, match=r"docs/page\.md: nothing computes the table lost"):
-        next(rebuild.pages())
+        list(rebuild.pages())

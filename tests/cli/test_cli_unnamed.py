@@ -48,8 +48,7 @@ def test_fit_ends_with_counts_and_details_come_with_v(call: Call, photos: Path, 
     (cats, dogs), confusion = metrics["test"]["per_class"], metrics["test"]["confusion"]
     found, recall = confusion[1][1], dogs["recall"]
     share = f"{100 * found / dogs['support']:.0f} %, {100 * recall['low']:.0f} to {100 * recall['high']:.0f} %"
-    number = confusion[0][1]
-    alarms = "1 false alarm" if number == 1 else f"{number or 'no'} false alarms"
+    alarms = "1 false alarm" if confusion[0][1] == 1 else f"{confusion[0][1]} false alarms"
     line = f"dog: finds {found} of {dogs['support']} ({share}); {alarms} among {cats['support']} other images"
     assert line in ended.out.splitlines()
     assert "precision" not in ended.out

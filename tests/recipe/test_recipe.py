@@ -293,8 +293,8 @@ def test_a_recipe_cannot_be_changed_in_place():
         ),
         (
             "[encoder_training]\nloss = 'afxl'",
-            "encoder_training.loss is not valid. There is no loss 'afxl'; the losses are cl, fcl, acl, afcl, ce, "
-            "weighted-ce, focal",
+            "encoder_training.loss is not valid. There is no loss 'afxl'; the losses are cl, fcl, acl, afcl, "
+            "averaged-cl, ce, weighted-ce, focal",
         ),
         (
             "[encoder_training]\nloss = 3",

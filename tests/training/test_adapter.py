@@ -249,7 +249,7 @@ def test_validation_images_calibrate_heads_and_fit_a_rule() -> None:
         ),
         (
             {"encoder_training.loss": "supmin"},
-            'encoder_training.loss cannot be supmin with method "adapter". Use one of cl, fcl, acl, afcl.',
+            'encoder_training.loss cannot be supmin with method "adapter". Use one of cl, fcl, acl, afcl, averaged-cl.',
         ),
         (
             {"classifier.loss": "focal"},

@@ -298,7 +298,7 @@ CLASSIFYING = "ce, weighted-ce, focal, logit-adjusted, class-balanced, label-awa
             {"loss": "weighted-ce", "reweight_from": 0.8},
             "encoder_training.reweight_from must be unset with the loss weighted-ce, got 0.8. It already treats "
             "classes differently, or cannot be weighted. Use encoder_training.resample_from, or one of cl, fcl, "
-            "acl, afcl, ce, focal, label-aware-smoothing.",
+            "acl, afcl, averaged-cl, ce, focal, label-aware-smoothing.",
         ),
         (
             {"reweight_beta": 0.9},

@@ -182,7 +182,7 @@ def _ratios(number: Floats | Codes, sizes: Codes, own: Codes, total: int) -> Flo
     """Return the log likelihood ratios of parts with ``number`` of ``own`` images; 0 if a part is none.
 
     >>> _ratios(np.array([[30], [9], [30]]), np.array([[54], [9], [300]]), np.array([115]), 1228).round(1).tolist()
-    [[43.0], [0.0], [0.0]]
+    [[39.7], [0.0], [0.0]]
     """
     share, others = number / own, (sizes - number) / (total - own)
     is_part = (number >= LEAST) & (share >= LEAST_SHARE) & (share >= LIFT * others)
