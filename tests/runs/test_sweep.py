@@ -582,7 +582,10 @@ def test_impatient_interrupts_while_a_worker_starts_print_no_traceback_either(ph
         os.killpg(driver.pid, signal.SIGINT)
         time.sleep(0.1)
     told = driver.communicate(timeout=120)[1]
-    assert driver.returncode == 130
+    assert driver.returncode in (
+        130,
+        -signal.SIGINT,
+    )  # The last one may come when Python ends. A shell shows 130 for both.
     assert told.splitlines() == ["0/1 done"]
 
 
