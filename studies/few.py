@@ -14,7 +14,8 @@ dermatofibroma. ``cells`` gives three sets: all, mono and poly.
 In each repeat, two thirds of the frequent images are for training, with the first k of the shuffled rare images; all
 others are for testing. Every arm gets the same features, those of the recipe few. AUROC and the recall at 5 % false
 alarms among the test images are in per cent. The strength of the regression was chosen on splits 100 to 105
-(``choose``, records/few_choice.jsonl), so not on those of the record, but on other splits of the same images.
+(records/few_choice.jsonl, from a search with the functions of ``choose``, which was not run itself), so
+not on those of the record, but on other splits of the same images.
 
     few               what the recipe few does
     distance          its distance alone, the same for every k

@@ -213,4 +213,5 @@ def test_the_token_is_typed_into_the_page(browser: Browser, run: Path, tmp_path:
         page.fill("#token", token)
         page.keyboard.press("Enter")
         page.wait_for_selector("#pick-files", state="attached")
+        assert page.locator("#token").count() == 0
         context.close()
