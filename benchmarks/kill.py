@@ -157,8 +157,8 @@ def die_at_write(fatal: int, below: str) -> None:
 def sweep_here(folder: Path, recipe: str) -> int:
     """Run a sweep whose cells are trained by the driver itself, one after the other."""
     from lopsided.recipe import Recipe
-    from lopsided.runs.cell import CELLS, Cell, train_cell
     from lopsided.runs.engines import Ended
+    from lopsided.runs.plan import CELLS, Cell, train_cell
     from lopsided.runs.records import Record
     from lopsided.runs.sweep import run_sweep
 

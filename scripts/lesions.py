@@ -20,7 +20,7 @@ from pathlib import Path
 from sklearn.metrics import roc_auc_score
 
 from lopsided.runs.folder import Run
-from lopsided.runs.record_files import read_records
+from lopsided.runs.records import read_records
 
 TABLE = Path(__file__).parents[1] / "results" / "isic-lesions.csv"
 CLASSES = ("MEL", "DF")

@@ -32,9 +32,8 @@ from lopsided.paper.figures import write_figures
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Plan, Setting, base_recipe, make_plan, published
 from lopsided.paper.tables import blocks, notes, title, verdict_rows
 from lopsided.recipe import Recipe
-from lopsided.runs.comparison_tables import MISSING, difference_text, markdown_table, mean_text, runs_text
-from lopsided.runs.record_files import read_records
-from lopsided.runs.records import Record
+from lopsided.runs.answer import MISSING, difference_text, markdown_table, mean_text, runs_text
+from lopsided.runs.records import Record, read_records
 
 Name = TypeVar("Name", bound=Hashable)
 ROOT = Path(__file__).parents[1]

@@ -141,8 +141,8 @@ class InProcess:
         self.cells.append(cell)
 
     def wait(self, seconds: float) -> list[Any]:
-        from lopsided.runs.cell import CELLS, train_cell
         from lopsided.runs.engines import Ended
+        from lopsided.runs.plan import CELLS, train_cell
         from lopsided.runs.records import Record
 
         cells, self.cells = self.cells, []

@@ -32,10 +32,10 @@ from lopsided.data.sources import open_source
 from lopsided.errors import DataError, InputError, LopsidedError, RunError
 from lopsided.models.encoders import build_encoder
 from lopsided.recipe import Recipe
-from lopsided.reports.kept_pictures import PICTURES
 from lopsided.reports.run_page import run_page
+from lopsided.reports.thumbnails import PICTURES
 from lopsided.runs.folder import Run
-from lopsided.runs.record_files import read_failures, read_records
+from lopsided.runs.records import read_failures, read_records
 from lopsided.runs.reopen import open_model
 from lopsided.runs.sweep import about_sweep
 from lopsided.training.checkpoint import FOLDER_NAME, STATE_NAME, Checkpoint, restore_training

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from lopsided.recipe import Recipe
-from lopsided.runs.cell import CELLS, Cell, train_cell
 from lopsided.runs.engines import LOST, Ended
 from lopsided.runs.engines.local import LocalEngine
 from lopsided.runs.keys import proportion, treatment_of
+from lopsided.runs.plan import CELLS, Cell, train_cell
 from lopsided.runs.records import Failure, Figures, Record
 from lopsided.runs.view import View
 

@@ -22,7 +22,7 @@ from lopsided.progress import Counted, counter
 from lopsided.recipe import read_values
 from lopsided.recipe.views import parse_tta
 from lopsided.runs import folder as folders
-from lopsided.runs.headline import headlines, judged_split
+from lopsided.runs.metrics import headlines, judged_split
 from lopsided.runs.newest import folder_of, newest_run
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Run(folders.Run):
         from lopsided.data.stored import is_address
         from lopsided.inference.pool import find_images, is_table
         from lopsided.inference.scorer import Scorer
-        from lopsided.runs.predict import answering
+        from lopsided.runs.find import answering
         from lopsided.runs.reopen import open_familiarity, open_use
 
         named = given_paths(images)

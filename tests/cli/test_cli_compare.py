@@ -12,10 +12,9 @@ import pytest
 
 from cli.test_cli_bad_input import assert_refused
 from lopsided.runs import sweep
-from lopsided.runs.cell import Cell
 from lopsided.runs.keys import LossTable
-from lopsided.runs.record_files import append_records, read_records
-from lopsided.runs.records import Failure
+from lopsided.runs.plan import Cell
+from lopsided.runs.records import Failure, append_records, read_records
 from made_arms import run
 from tiny import write_photos
 from tiny_command import Call, Ended, command_here, names_below

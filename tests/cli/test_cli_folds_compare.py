@@ -12,9 +12,8 @@ import pytest
 
 from cli.test_cli_bad_input import assert_refused
 from lopsided.runs import sweep
-from lopsided.runs.cell import Cell
-from lopsided.runs.record_files import append_records, read_records
-from lopsided.runs.records import Fold
+from lopsided.runs.plan import Cell
+from lopsided.runs.records import Fold, append_records, read_records
 from made_arms import run
 from tiny import write_photos
 from tiny_command import Call, Ended, command_here, names_below

@@ -14,11 +14,9 @@ from safetensors.torch import save_file
 from lopsided.cli.doctor import _downloaded
 from lopsided.errors import InputError
 from lopsided.models.encoders import build_encoder
-from lopsided.models.hub_weights import hub_weights
-from lopsided.models.pretrained import check_encoder, preprocessing_of
+from lopsided.models.pretrained import check_encoder, hub_weights, preprocessing_of
 from lopsided.recipe import named_recipe
-from lopsided.recipe.encoder_names import NAMES, with_full_names
-from lopsided.recipe.encoder_spec import EncoderSpec
+from lopsided.recipe.encoder_spec import NAMES, EncoderSpec, with_full_names
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ADDRESS = f"hf-hub:someone/birds@{COMMIT}"

@@ -14,8 +14,7 @@ from lopsided.evaluation.intervals import mean_interval
 from lopsided.paper.compare import Comparison, Entry, Protocol, compare, select
 from lopsided.paper.protocol import CL, CLASSES, Setting, base_recipe
 from lopsided.runs.keys import LossTable
-from lopsided.runs.record_files import read_records
-from lopsided.runs.records import Record
+from lopsided.runs.records import Record, read_records
 from synthetic_records import figures, make_records, record
 
 FMNIST = Protocol.of(base_recipe("eta"))

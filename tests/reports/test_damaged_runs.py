@@ -25,8 +25,7 @@ from lopsided.reports.report import write_report, write_run_reports
 from lopsided.reports.run_data import open_finished, read_judged, read_stages
 from lopsided.reports.run_page import run_page
 from lopsided.runs.folder import Run
-from lopsided.runs.record_files import append_failure, read_failures
-from lopsided.runs.records import Failure
+from lopsided.runs.records import Failure, append_failure, read_failures
 from made_runs import make_run, read_rows
 from reports.test_run_page import rewrite, text_of
 from tiny_command import environment

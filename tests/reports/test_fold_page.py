@@ -13,7 +13,7 @@ import pytest
 from lopsided.reports.arms_page import arms_page
 from lopsided.reports.fold_page import OutOfFold, read_out_of_fold
 from lopsided.runs.comparison import name_arms
-from lopsided.runs.record_files import read_records
+from lopsided.runs.records import read_records
 from made_folds import make_comparison
 
 MISSES = {"ce": {0, 1, 24, 25, 26}, "weighted-ce": {1, 2, 26}}

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from lopsided.runs.answer import answer, to_dict
+from lopsided.runs.answer import answer, blocks, notes, to_dict
 from lopsided.runs.comparison import FOLD_RULE, Comparison, compare
-from lopsided.runs.comparison_tables import blocks, notes
 from lopsided.runs.records import Record
 from made_arms import folds, runs
 

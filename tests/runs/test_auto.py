@@ -13,10 +13,9 @@ from lopsided.errors import RunError
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs import auto
 from lopsided.runs.auto import Choice, cheapest_first, choose, usual_candidates, work_of
-from lopsided.runs.candidates import check_candidates, parse_candidates
-from lopsided.runs.cell import Cell
-from lopsided.runs.comparison_plan import ComparisonPlan
+from lopsided.runs.comparison_plan import ComparisonPlan, check_candidates, parse_candidates
 from lopsided.runs.engines import Ended
+from lopsided.runs.plan import Cell
 from lopsided.runs.records import Fold
 from tiny_sweep import Heard, Scripted, record_of, write_run
 

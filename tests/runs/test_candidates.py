@@ -6,15 +6,15 @@ import pytest
 
 from lopsided.errors import InputError
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.runs.candidates import (
+from lopsided.runs.comparison_plan import (
     Candidate,
+    ComparisonPlan,
     check_candidates,
     parse_candidate,
     parse_candidates,
     split_changes,
     with_scenario,
 )
-from lopsided.runs.comparison_plan import ComparisonPlan
 from lopsided.runs.keys import treatment_of
 
 BASE = Recipe().override(

@@ -14,8 +14,8 @@ from lopsided.data.sources import open_source
 from lopsided.errors import InputError
 from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.runs import choice, features, folds, run
-from lopsided.runs.choice import choose_recipe
+from lopsided.runs import features, fitting, folds, run
+from lopsided.runs.fitting import choose_recipe
 from lopsided.runs.folds import fold_seconds, tell_time
 from lopsided.training.reporter import Reporter
 
@@ -46,7 +46,7 @@ def test_images_that_cannot_be_read_do_not_stop_the_choice(tmp_path: Path) -> No
 
 
 def test_many_images_get_the_quick_recipe(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "MANY", 7)
+    monkeypatch.setattr(fitting, "MANY", 7)
     assert choose_recipe(named_recipe("quick"), str(photographs)) == ("quick", [notes.quick_by_size(8)])
 
 

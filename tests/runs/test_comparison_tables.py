@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
+from lopsided.runs.answer import blocks, notes, print_comparison
 from lopsided.runs.comparison import compare
-from lopsided.runs.comparison_tables import blocks, notes, print_comparison
 from made_arms import runs
 
 

@@ -9,12 +9,11 @@ import pytest
 from forked import CONTEXT
 from lopsided.errors import RunError
 from lopsided.recipe import Recipe
-from lopsided.runs.cell import Cell
 from lopsided.runs.driver import drive
 from lopsided.runs.engines import Ended, local
 from lopsided.runs.engines.local import LocalEngine
 from lopsided.runs.folds import FoldPlan
-from lopsided.runs.plan import Plan
+from lopsided.runs.plan import Cell, Plan
 from lopsided.runs.records import Fold, Record
 from lopsided.runs.run import run_recipe
 from lopsided.runs.view import FoldLines

@@ -18,7 +18,7 @@ from lopsided.paper.page import sweep_page
 from lopsided.paper.protocol import Setting
 from lopsided.reports.arms_page import arms_page
 from lopsided.reports.report import write_report
-from lopsided.runs.record_files import append_records, read_records
+from lopsided.runs.records import append_records, read_records
 from lopsided.runs.run import run_recipe
 from lopsided.runs.sweep import run_sweep
 from lopsided.training.reporter import Reporter

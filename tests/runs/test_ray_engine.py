@@ -17,12 +17,11 @@ import pytest
 from lopsided import __version__, files
 from lopsided.errors import InputError, MissingDependencyError
 from lopsided.runs import auto
-from lopsided.runs.cell import Cell
 from lopsided.runs.engines import LOST, ray_engine
 from lopsided.runs.engines.ray_engine import RayEngine, train_on_node
 from lopsided.runs.folder import Run
-from lopsided.runs.record_files import read_failures, read_records
-from lopsided.runs.records import Record
+from lopsided.runs.plan import Cell
+from lopsided.runs.records import Record, read_failures, read_records
 from lopsided.runs.sweep import run_sweep
 from ray_nodes import cluster, with_ray
 from tiny_boards import scalars

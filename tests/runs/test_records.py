@@ -19,11 +19,19 @@ from lopsided import files
 from lopsided.errors import RunError
 from lopsided.evaluation.metrics import evaluate
 from lopsided.recipe import Recipe
-from lopsided.runs import record_files
+from lopsided.runs import records as record_module
 from lopsided.runs.folder import Run
 from lopsided.runs.keys import LossTable, data_key, family_of, treatment_of
-from lopsided.runs.record_files import append_failure, append_records, read_failures, read_records
-from lopsided.runs.records import Failure, Figures, Fold, Record
+from lopsided.runs.records import (
+    Failure,
+    Figures,
+    Fold,
+    Record,
+    append_failure,
+    append_records,
+    read_failures,
+    read_records,
+)
 from lopsided.runs.run import settle
 from tiny_command import environment
 from tiny_sweep import record_of
@@ -461,7 +469,7 @@ def test_many_writers_at_once_lose_nothing(tmp_path: Path) -> None:
 def test_whoever_waits_too_long_for_its_turn_is_told_who_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_files, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(record_module, "LOCK_SECONDS", 0.05)
     with files.lock(tmp_path), pytest.raises(RunError, match=r"held by process \d+ on .*\. Wait for it to end\.$"):
         append_records(tmp_path / "records.jsonl", some_records(1)[0])
 
@@ -473,7 +481,7 @@ def test_what_the_disk_refuses_is_said_at_once(tmp_path: Path) -> None:
 
 
 def test_records_are_read_without_torch() -> None:
-    script = "import sys, lopsided.runs.record_files; sys.exit('torch' in sys.modules)"
+    script = "import sys, lopsided.runs.records; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], env=environment(), check=False).returncode == 0
 
 

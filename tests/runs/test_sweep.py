@@ -21,13 +21,12 @@ from lopsided import files
 from lopsided.errors import InputError, RunError
 from lopsided.recipe import Recipe
 from lopsided.runs import driver
-from lopsided.runs.cell import Cell
 from lopsided.runs.driver import Outcome
 from lopsided.runs.engines import LOST
 from lopsided.runs.engines.local import LocalEngine
 from lopsided.runs.folder import Run
-from lopsided.runs.record_files import append_failure, append_records, read_failures, read_records
-from lopsided.runs.records import Failure, Record
+from lopsided.runs.plan import Cell
+from lopsided.runs.records import Failure, Record, append_failure, append_records, read_failures, read_records
 from lopsided.runs.run import run_recipe
 from lopsided.runs.sweep import about_sweep, open_sweep, record_missing, run_sweep
 from made_runs import make_run

@@ -8,7 +8,7 @@ from rich.console import Console
 from lopsided import progress
 from lopsided.recipe import Recipe
 from lopsided.runs import view as views
-from lopsided.runs.cell import Cell
+from lopsided.runs.plan import Cell
 from lopsided.runs.records import Failure
 from lopsided.runs.view import Lines, Screen, Told, View, sweep_view
 from tiny_sweep import record_of

@@ -16,13 +16,13 @@ from lopsided.errors import InputError, MissingDependencyError, RunError
 from lopsided.facts import Fact, cautions
 from lopsided.recipe import Recipe
 from lopsided.runs import tracking
-from lopsided.runs.cell import Cell, train_cell
 from lopsided.runs.engines import Ended
 from lopsided.runs.folder import Run
+from lopsided.runs.plan import Cell, train_cell
 from lopsided.runs.records import Record
 from lopsided.runs.run import run_recipe, settle
 from lopsided.runs.sweep import run_sweep
-from lopsided.trackers import TrackedRun, Tracker, catalogue
+from lopsided.trackers import TrackedRun, Tracker, tracker
 from lopsided.trackers.mlflow import MLflow
 from lopsided.trackers.tracker import Epoch
 from lopsided.trackers.wandb import WandB
@@ -387,7 +387,7 @@ class Fragile(Tracker):
 def test_an_exception_of_a_tracker_ends_the_tracker_and_not_the_others(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogue.TRACKERS, "find", lambda name: Fragile)
+    monkeypatch.setattr(tracker.TRACKERS, "find", lambda name: Fragile)
     monkeypatch.setattr(Fragile, "calls", [])
     warnings: list[Fact] = []
     trackers = tracking.Trackers([f"fragile:{method}", "fragile:sound"], tmp_path, warnings.append)
@@ -490,9 +490,9 @@ def test_a_third_tracker_is_one_file_and_one_entry_point(
     (info / "entry_points.txt").write_text(f"[lopsided.trackers]\n{' = '.join(point)}\nbroken = csvtracker:csv\n")
     monkeypatch.syspath_prepend(site)
     monkeypatch.setattr(entries, "_points", entries._points.__wrapped__)
-    monkeypatch.setattr(catalogue.TRACKERS, "_loaded", {})
+    monkeypatch.setattr(tracker.TRACKERS, "_loaded", {})
     monkeypatch.setattr(checkpoint, "TIMES_AS_LONG", 0.0)
-    assert catalogue.TRACKERS.names() == ["tensorboard", "mlflow", "wandb", "broken", "csv"]
+    assert tracker.TRACKERS.names() == ["tensorboard", "mlflow", "wandb", "broken", "csv"]
     recipe = recipe_of(photos, "csv")
     with pytest.raises(OSError, match="broken"):
         run_recipe(recipe, tmp_path / "run", reporter=Ending("epoch", ("encoder", 2), error=OSError("broken")))
@@ -504,7 +504,7 @@ def test_a_third_tracker_is_one_file_and_one_entry_point(
     ]
     assert sum(name == "test_recall/dog" for _, name, _ in rows) == 1
     with pytest.raises(InputError, match=r"^The tracker 'broken' of the package lopsided-csv must be a class derived "):
-        catalogue.check(["broken"])
+        tracker.check(["broken"])
 
 
 def test_a_run_that_cannot_be_continued_leaves_no_tensorboard_that_blocks_its_folder(

@@ -55,8 +55,7 @@ def fit_auto(
     from lopsided.data.sources.vectors import check_vector_fields, is_vectors
     from lopsided.recipe import named_recipe
     from lopsided.runs.auto import MINUTES, choose, usual_candidates
-    from lopsided.runs.candidates import parse_candidates
-    from lopsided.runs.comparison_plan import ComparisonPlan
+    from lopsided.runs.comparison_plan import ComparisonPlan, parse_candidates
     from lopsided.runs.folder import COMPARISON, RECIPE, Run
     from lopsided.runs.folds import USUAL_FOLDS
     from lopsided.runs.run import run_recipe, settle

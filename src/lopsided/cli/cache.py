@@ -117,8 +117,8 @@ def _fill(
     from lopsided.data.prepare import Sources
     from lopsided.progress import counter
     from lopsided.recipe import find_recipe
-    from lopsided.runs.choice import QUICK, choose_recipe
     from lopsided.runs.features import fill_cache
+    from lopsided.runs.fitting import QUICK, choose_recipe
 
     def cluster(model: Path) -> AbstractContextManager[Mapper]:
         elsewhere = cluster_mapper(engine, model, keep=True)

@@ -110,8 +110,7 @@ def compare(
     """
     from lopsided.data.prepare import split_rule
     from lopsided.data.sources.vectors import check_vector_fields
-    from lopsided.runs.candidates import check_used, parse_candidates
-    from lopsided.runs.comparison_plan import ComparisonPlan
+    from lopsided.runs.comparison_plan import ComparisonPlan, check_used, parse_candidates
     from lopsided.runs.folds import mixed_group_notes
     from lopsided.runs.sweep import SWEEP
 
@@ -172,7 +171,7 @@ def _read_base(
 ) -> tuple[Recipe, dict[str, Any]]:
     """Return the base recipe, and the changes that only the losses of the methods may take."""
     from lopsided.recipe import find_recipe
-    from lopsided.runs.candidates import split_changes
+    from lopsided.runs.comparison_plan import split_changes
     from lopsided.runs.tracking import say_trackers
 
     loaded = find_recipe(name)
@@ -213,7 +212,7 @@ def _show(comparison: Comparison, failed: Sequence[Failure], out: Path, *, as_js
 
         show_json({"out": str(out), **to_dict(comparison), "failed": sweeping.failed_dict(failed)})
         return
-    from lopsided.runs.comparison_tables import print_comparison
+    from lopsided.runs.answer import print_comparison
 
     print_comparison(comparison, sweeping.wide_console())
     lines = [f"{failure.name} failed: {failure.error}" for failure in failed]

@@ -54,7 +54,7 @@ def demo(
 def _find_eggs(out: Path, *, seed: int, quiet: bool, as_json: bool) -> None:
     from lopsided.api import fit
     from lopsided.data.eggs import unpack_eggs
-    from lopsided.runs.headline import headlines
+    from lopsided.runs.metrics import headlines
 
     eggs, new = unpack_eggs(out)
     folder = out / "run"

@@ -200,7 +200,7 @@ def _downloaded() -> Iterator[str]:
     """
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from lopsided.models.hub_weights import WEIGHTS
+    from lopsided.models.pretrained import WEIGHTS
 
     for path in (path for name in WEIGHTS for path in Path(HF_HUB_CACHE).glob(f"models--*/snapshots/*/{name}")):
         owner, _, name = path.parents[2].name.removeprefix("models--").partition("--")

@@ -163,7 +163,7 @@ def predict(
     _warn_of_formulas(card.classes)
     if not quiet and (decide is not None or prevalence is not None):
         say(rule_words(use.decision, card.classes))
-    from lopsided.runs.predict import answering
+    from lopsided.runs.find import answering
 
     target = Terminal() if sys.stdout.isatty() else sys.stdout  # Before a cluster redirects the output of Ray.
     with answering(

@@ -179,7 +179,7 @@ def _too_few_runs(plan: Plan, source: str, out: Path) -> str:
     """Return a sentence if the runs will be too few for a verdict on the paper's claims, or an empty text."""
     from lopsided.paper.claims import FEWEST
     from lopsided.paper.protocol import SOURCES
-    from lopsided.runs.record_files import read_records
+    from lopsided.runs.records import read_records
     from lopsided.runs.sweep import RECORDS
 
     if plan.runs >= FEWEST or source not in SOURCES[plan.table]:
@@ -213,7 +213,7 @@ def _from_sweep(out: Path, plan: Plan, source: str, *, only_asked: bool) -> Comp
     from lopsided.paper.compare import Protocol, compare
     from lopsided.paper.protocol import Setting, cell_recipe, published
     from lopsided.runs.keys import cell_key
-    from lopsided.runs.record_files import read_records
+    from lopsided.runs.records import read_records
     from lopsided.runs.run import settle
     from lopsided.runs.sweep import RECORDS
 
@@ -246,7 +246,7 @@ def _from_file(path: Path, plan: Plan, rows: str, columns: str, quiet: bool) -> 
     from lopsided.data.sources import name_of
     from lopsided.paper.compare import Protocol, compare, select
     from lopsided.paper.protocol import Setting
-    from lopsided.runs.record_files import read_records
+    from lopsided.runs.records import read_records
 
     if path.is_dir():
         path = _with_missing(path, quiet)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from lopsided.data.sources import Source
     from lopsided.recipe import Recipe
-    from lopsided.runs.cell import Cell
     from lopsided.runs.engines import Engine
     from lopsided.runs.find import Elsewhere
+    from lopsided.runs.plan import Cell
     from lopsided.runs.records import Failure
 
 CHOICE, PROTOCOL, WORK = "What to train", "Protocol", "How to train it"
@@ -29,7 +29,7 @@ PLAIN_WIDTH = 160
 
 def complete_tracker(incomplete: str) -> list[str]:
     """Return the trackers whose name starts with a text, for the shell."""
-    from lopsided.trackers.catalogue import TRACKERS
+    from lopsided.trackers.tracker import TRACKERS
 
     return [name for name in TRACKERS.names() if name.startswith(incomplete)]
 

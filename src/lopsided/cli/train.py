@@ -173,7 +173,7 @@ def _continued(out: Path, track: Sequence[str], ranks: Ranks | None) -> Iterator
 
 def _show_run(run: Run, *, verbose: bool, already: bool) -> None:
     """Print what the run found in counts, all metrics if ``verbose``, and the next command."""
-    from lopsided.runs.headline import headlines, judged_split
+    from lopsided.runs.metrics import headlines, judged_split
 
     metrics = run.metrics or {}
     counts, folds = metrics["counts"], metrics.get("folds")

@@ -43,8 +43,7 @@ from lopsided.models.encoders import IDENTITY
 from lopsided.models.machine import flushed_denormals, pick_device, threads
 from lopsided.models.model import ModelCard, load_model, save_model
 from lopsided.recipe import Recipe
-from lopsided.training.decide import recalibrate
-from lopsided.training.familiar import familiar_images
+from lopsided.training.decide import familiar_images, recalibrate
 from lopsided.training.methods import Trainer
 from lopsided.training.prior import settled_prior
 

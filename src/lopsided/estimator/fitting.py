@@ -24,10 +24,9 @@ from lopsided.inference.scorer import Scorer
 from lopsided.models.machine import pick_device
 from lopsided.models.model import ModelCard
 from lopsided.recipe import Recipe
-from lopsided.runs.cell import Cell
 from lopsided.runs.driver import drive
 from lopsided.runs.engines import Here
-from lopsided.runs.plan import Plan
+from lopsided.runs.plan import Cell, Plan
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.decide import check_rule, settle
 from lopsided.training.fit import pixels_of

@@ -11,7 +11,7 @@ import numpy as np
 from lopsided.estimator.classifiers import Classifier, Kind
 from lopsided.models.model import ModelCard
 from lopsided.recipe import Recipe, find_recipe
-from lopsided.runs.choice import QUICK, usual_recipe
+from lopsided.runs.fitting import QUICK, usual_recipe
 
 
 class LopsidedClassifier(Classifier):

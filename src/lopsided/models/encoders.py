@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from lopsided.errors import InputError, is_out_of_memory, sentence
 from lopsided.files import check_regular, reading_tensors, reason
 from lopsided.models.blocks.block import Columns, Layout, Tapped
-from lopsided.models.hub_weights import download
 from lopsided.models.machine import arrange, seeded
 from lopsided.models.pretrained import (
     EMBEDDED,
     EMBEDDED_SHA256,
     check_embedded,
+    download,
     embedded_file,
     preprocessing_of,
     unknown_encoder,

@@ -19,7 +19,7 @@ from lopsided.paper.compare import Comparison
 from lopsided.paper.protocol import FIGURES
 from lopsided.paper.tables import axis, column_names, title
 from lopsided.paper.words import WORDS
-from lopsided.runs.comparison_tables import shown_interval
+from lopsided.runs.answer import shown_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

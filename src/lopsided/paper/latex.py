@@ -9,7 +9,7 @@ from lopsided.paper.compare import Comparison
 from lopsided.paper.protocol import Setting
 from lopsided.paper.tables import axis, column_names, misprint_notes, published_text, title
 from lopsided.paper.words import WORDS
-from lopsided.runs.comparison_tables import is_cut, runs_text, shown_interval
+from lopsided.runs.answer import is_cut, runs_text, shown_interval
 
 ORDER = {"accuracy": "Accuracy", "uwa": "UWA"}
 """The paper's order of figures."""

@@ -23,8 +23,8 @@ from lopsided.reports import svg
 from lopsided.reports.page import render
 from lopsided.reports.sweep_data import SweepData, read_sweep
 from lopsided.reports.wording import ETA, GAMMA, MINUS, clean, signed
+from lopsided.runs.answer import runs_text, shown_interval
 from lopsided.runs.comparison import lopsidedness
-from lopsided.runs.comparison_tables import runs_text, shown_interval
 from lopsided.runs.records import Record
 from lopsided.runs.sweep import about_sweep
 

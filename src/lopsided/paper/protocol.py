@@ -19,7 +19,7 @@ from lopsided.errors import InputError, sentence
 from lopsided.losses import catalogue
 from lopsided.recipe import Recipe, find_recipe, named_recipe
 from lopsided.recipe.words import shown, suggest
-from lopsided.runs.candidates import with_scenario
+from lopsided.runs.comparison_plan import with_scenario
 from lopsided.runs.keys import LossTable
 from lopsided.runs.records import Record
 

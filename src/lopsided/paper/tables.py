@@ -15,7 +15,7 @@ from lopsided.paper.compare import Comparison, Entry
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting
 from lopsided.paper.words import WORDS
 from lopsided.reports.wording import clean
-from lopsided.runs.comparison_tables import MISSING, difference_text, markdown_table, mean_text, runs_text
+from lopsided.runs.answer import MISSING, difference_text, markdown_table, mean_text, runs_text
 
 if TYPE_CHECKING:
     from rich.console import Console

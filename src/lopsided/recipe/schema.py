@@ -23,7 +23,7 @@ from lopsided.errors import InputError, sentence
 from lopsided.files import check_regular
 from lopsided.recipe import methods, words
 from lopsided.recipe.conflicts import conflicts
-from lopsided.recipe.encoder_names import with_full_names
+from lopsided.recipe.encoder_spec import with_full_names
 from lopsided.recipe.finishers import FINISHERS, Finisher
 from lopsided.recipe.losses import LossSettings, read_loss
 from lopsided.recipe.methods.spec import OWNED, Final, MethodSpec

@@ -16,9 +16,8 @@ from lopsided.reports import fold_page, svg
 from lopsided.reports.page import LIMIT, render
 from lopsided.reports.sweep_data import SweepData, read_sweep
 from lopsided.reports.wording import clean, duration, signed
-from lopsided.runs.answer import answer, time_text
+from lopsided.runs.answer import MISSING, answer, mean_text, shown_interval, time_text
 from lopsided.runs.comparison import FIGURES, RECALL, SECONDS, WORDS, Comparison, compare, name_arms
-from lopsided.runs.comparison_tables import MISSING, mean_text, shown_interval
 from lopsided.runs.records import Record
 
 MIN_ROOM = 100_000

@@ -21,8 +21,8 @@ from lopsided.reports.sweep_data import is_key
 from lopsided.reports.thresholds import curves
 from lopsided.reports.thumbnails import Thumbnails, make_thumbnails
 from lopsided.reports.wording import clean, quoted
-from lopsided.runs.cell import CELLS
 from lopsided.runs.keys import Treatment
+from lopsided.runs.plan import CELLS
 from lopsided.runs.records import Record
 
 Floats = npt.NDArray[np.float64]

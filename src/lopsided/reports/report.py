@@ -13,11 +13,11 @@ from lopsided import files
 from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.reports.arms_page import arms_page
 from lopsided.reports.feature_map import check_kind
-from lopsided.reports.kept_pictures import keep_pictures
 from lopsided.reports.run_page import run_page, shown_images
 from lopsided.reports.sweep_data import PAGE
-from lopsided.runs.cell import CELLS
+from lopsided.reports.thumbnails import keep_pictures
 from lopsided.runs.folder import METRICS, RECIPE
+from lopsided.runs.plan import CELLS
 from lopsided.runs.sweep import SWEEP
 
 if TYPE_CHECKING:

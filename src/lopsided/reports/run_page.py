@@ -19,13 +19,12 @@ from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.doubt_section import doubt_section
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
 from lopsided.reports.heat import add_heat
-from lopsided.reports.kept_pictures import kept_pictures
 from lopsided.reports.labels_section import SHOWN_LABELS, labels_section
 from lopsided.reports.page import LIMIT, embedded_json, packed, render
 from lopsided.reports.run_data import Judged, Stage, open_finished, read_judged, read_stages
 from lopsided.reports.run_words import Facts
 from lopsided.reports.threshold_section import threshold_section
-from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, make_thumbnails
+from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, kept_pictures, make_thumbnails
 from lopsided.reports.wording import clean, duration, percent, quoted
 from lopsided.runs.folder import FEATURES, MAX_TABLE, RECIPE
 from lopsided.runs.labels import LABELS, read_table

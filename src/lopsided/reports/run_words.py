@@ -18,8 +18,7 @@ from lopsided.recipe.words import amount
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
 from lopsided.reports.wording import clean, figure_value, interval, listed, number, percent, probability, quoted
-from lopsided.runs.headline import Headline
-from lopsided.runs.metrics import Evaluation, FoldFacts, Metrics
+from lopsided.runs.metrics import Evaluation, FoldFacts, Headline, Metrics
 
 FEW = 30
 """With fewer test images of a class, its recall is too uncertain."""

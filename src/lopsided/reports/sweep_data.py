@@ -14,9 +14,8 @@ from urllib.parse import quote
 from lopsided.errors import RunError, sentence
 from lopsided.recipe.words import amount
 from lopsided.reports.wording import clean, duration, listed
-from lopsided.runs.cell import CELLS
-from lopsided.runs.record_files import read_failures, read_records
-from lopsided.runs.records import Failure, Record
+from lopsided.runs.plan import CELLS
+from lopsided.runs.records import Failure, Record, read_failures, read_records
 from lopsided.runs.sweep import FAILURES, RECORDS, about_sweep
 
 PAGE = "report.html"

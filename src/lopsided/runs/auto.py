@@ -13,11 +13,11 @@ from lopsided.errors import InputError, RunError
 from lopsided.models.pretrained import check_encoder
 from lopsided.recipe import Recipe, named_recipe, named_recipes
 from lopsided.runs.answer import Answer, answer
-from lopsided.runs.cell import Cell
 from lopsided.runs.comparison import compare
 from lopsided.runs.comparison_plan import ComparisonPlan
 from lopsided.runs.engines import Engine
 from lopsided.runs.keys import proportion, treatment_of
+from lopsided.runs.plan import Cell
 from lopsided.runs.records import Record
 from lopsided.runs.sweep import run_sweep
 from lopsided.runs.view import View

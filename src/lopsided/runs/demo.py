@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from lopsided import files
 from lopsided.errors import RunError
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.runs.cell import Cell
 from lopsided.runs.driver import drive
 from lopsided.runs.engines import Here
 from lopsided.runs.folder import Run
-from lopsided.runs.plan import Plan
+from lopsided.runs.plan import Cell, Plan
 from lopsided.runs.run import run_recipe
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lopsided.errors import RunError
-from lopsided.runs.cell import Cell
 from lopsided.runs.engines import Ended, Engine
-from lopsided.runs.plan import Plan
+from lopsided.runs.plan import Cell, Plan
 from lopsided.runs.records import Failure, Record
 from lopsided.runs.view import View
 

@@ -1,11 +1,11 @@
-"""Find the images of a pool that are most likely of a class, with the model of a run."""
+"""Use the model of a run, here or on a cluster: predict images, and find those that are most likely of a class."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,17 +15,20 @@ import numpy as np
 
 from lopsided.data.columns import described
 from lopsided.data.images import Progress
+from lopsided.data.sources.listing import Listing
 from lopsided.data.sources.names import Patterns, Twins, suggest_names
 from lopsided.data.sources.vectors import is_vectors
-from lopsided.data.stored import is_address
+from lopsided.data.stored import ImagePath, is_address
 from lopsided.errors import InputError, sentence
+from lopsided.evaluation.typicality import Bank
 from lopsided.facts import Fact, cautions, notes
 from lopsided.inference.feature_cache import cache_limit
 from lopsided.inference.find import By, Question, Result, Search
 from lopsided.inference.neighbours import Features, Known
-from lopsided.inference.pool import PACK, Mapper, find_images
+from lopsided.inference.pool import PACK, Mapper, find_images, packs
+from lopsided.inference.predict import Answer, Use, answers_of, vector_answers
 from lopsided.inference.scorer import Scorer
-from lopsided.models.model import ModelCard
+from lopsided.models.model import Model, ModelCard
 from lopsided.progress import Counting
 from lopsided.runs.known import Labelled, digests_of, known_features, labelled_images
 from lopsided.runs.reopen import columns_of, open_familiarity, open_model, open_use
@@ -190,3 +193,27 @@ def _facts(
         yield notes.earlier_scores(result.continued)
     if len(result.rows) < question.top:
         yield notes.small_pool(len(result.rows), question.top)
+
+
+@contextmanager
+def answering(
+    model: Model,
+    card: ModelCard,
+    paths: Iterable[ImagePath],
+    use: Use,
+    *,
+    total: int,
+    batch_size: int,
+    elsewhere: Elsewhere | None = None,
+    tables: Sequence[Listing] = (),
+    bank: Bank | None = None,
+) -> Iterator[Iterator[Answer]]:
+    """Give the answers of this machine, or those of a cluster. ``bank`` adds the typicality of images."""
+    if tables:
+        yield vector_answers(Scorer(model, card, bank=bank, batch_size=batch_size), tables, use)
+    elif elsewhere is None:
+        cached = "begun" if is_cached(total, len(card.views), card.features) else "none"
+        yield answers_of(Scorer(model, card, cached=cached, bank=bank, batch_size=batch_size).stream(paths), use)
+    else:
+        with elsewhere(None) as mapper:
+            yield answers_of(mapper(packs(paths)), use)

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lopsided.data.prepare import Sources
+from lopsided.data.sources.source import UNUSUAL
 from lopsided.data.sources.vectors import check_vector_fields
+from lopsided.data.vectors import Vectors
 from lopsided.errors import InputError, sentence
 from lopsided.facts import Fact, notes
 from lopsided.progress import reporter
 from lopsided.recipe import Recipe, find_recipe, methods, named_recipe
-from lopsided.recipe.encoder_names import with_full_names
-from lopsided.recipe.encoder_spec import EncoderSpec
-from lopsided.runs.choice import choose_recipe
+from lopsided.recipe.encoder_spec import EncoderSpec, with_full_names
+from lopsided.runs import run as runs
 from lopsided.runs.folder import METRICS, RECIPE, Run
 from lopsided.runs.folds import default_folds
 from lopsided.runs.run import run_recipe
@@ -24,6 +25,44 @@ from lopsided.runs.view import FoldLines, View
 if TYPE_CHECKING:
     from lopsided.distributed import Ranks
     from lopsided.runs.engines import Engine
+
+
+QUICK, THOROUGH, FEW = "quick", "thorough", "few"
+FEW_RARE = 10
+"""With two classes and fewer images of one of them, the distance from the other one helps (docs/few.md)."""
+USUAL_ALARMS = 0.05
+"""The share of false alarms of a model of one class."""
+MANY = 3000
+"""With more images, ``thorough`` takes too long to be started without a question."""
+
+
+def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None = None) -> tuple[str, list[Fact]]:
+    """Return the name of the recipe for these data, and the reason. Images are not decoded.
+
+    ``base`` holds the fields of the data. The size of the images does not matter: docs/which-recipe.md has figures for
+    images of 28 pixels, too.
+    """
+    source = (sources or Sources()).drawn(runs.settle(base, data))
+    if isinstance(source.images, Vectors):
+        return QUICK, [notes.quick_for_vectors(source.images.width)]
+    num, counts = len(source), sorted(source.counts().values())
+    if len(counts) == 2 and counts[0] < min(FEW_RARE, counts[1]):
+        return FEW, [notes.few_by_counts(counts[0])]
+    if usual_recipe(num) == QUICK:
+        return QUICK, [notes.quick_by_size(num)]
+    return THOROUGH, [notes.thorough_by_size(num)]
+
+
+def usual_recipe(num: int) -> str:
+    """Return the name of the recipe for this number of images."""
+    return QUICK if num > MANY else THOROUGH
+
+
+def one_class_rule(recipe: Recipe, data: str | None = None, sources: Sources | None = None) -> str | None:
+    """Return the rule for images of one class: a share of false alarms. None if there are two classes or more."""
+    counts = (sources or Sources()).drawn(runs.settle(recipe, data)).counts()
+    return f"false-alarms:{UNUSUAL}={USUAL_ALARMS:g}" if counts.get(UNUSUAL) == 0 else None
+
 
 V = TypeVar("V")
 
@@ -127,7 +166,7 @@ def _with_alarms(
     """Return a recipe that decides by false alarms if there is one class, because no other rule can be used."""
     if recipe.spec.needs_rare or "decision.rule" in changes:
         return recipe
-    from lopsided.runs.choice import one_class_rule
+    from lopsided.runs.fitting import one_class_rule
 
     rule = _told(ranks, lambda: one_class_rule(recipe, data, sources))
     return recipe if rule is None else recipe.override(**{"decision.rule": rule})

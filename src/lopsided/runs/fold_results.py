@@ -37,8 +37,8 @@ from lopsided.training.reporter import Log
 
 if TYPE_CHECKING:
     from lopsided.models.model import Model, ModelCard
-    from lopsided.runs.cell import Cell
     from lopsided.runs.folds import FoldPlan
+    from lopsided.runs.plan import Cell
 
 Codes = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

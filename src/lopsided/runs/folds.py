@@ -27,14 +27,13 @@ from lopsided.evaluation.folds import settle_scores
 from lopsided.facts import Fact, notes
 from lopsided.inference.feature_cache import cache_root
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.runs.cell import CELLS, Cell, drop_model
 from lopsided.runs.driver import drive
 from lopsided.runs.engines import Engine, Here
 from lopsided.runs.fold_results import Codes, FoldResults
 from lopsided.runs.folder import COMPARISON, FEATURES, FOLDS, METRICS, RECIPE, WHOLE, place
 from lopsided.runs.keys import cell_key
 from lopsided.runs.origins import read_origins
-from lopsided.runs.plan import Plan
+from lopsided.runs.plan import CELLS, Cell, Plan, drop_model
 from lopsided.runs.run import run_recipe, settle
 from lopsided.runs.tracking import TRACKERS, tracked
 from lopsided.runs.view import View

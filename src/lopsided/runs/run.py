@@ -24,7 +24,7 @@ from lopsided.runs.folder import CHECKPOINT, LOG, METRICS, RECIPE, Run, read_met
 from lopsided.runs.metrics import check_metrics
 from lopsided.runs.origins import check_origin
 from lopsided.runs.results import write_results
-from lopsided.trackers import catalogue as trackers
+from lopsided.trackers import tracker as trackers
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress

@@ -20,10 +20,11 @@ from lopsided.facts import Fact, cautions, notes
 from lopsided.progress import Voice
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import leaves
-from lopsided.runs.cell import Cell
 from lopsided.runs.keys import coordinates, proportion
+from lopsided.runs.plan import Cell
 from lopsided.runs.records import Record
-from lopsided.trackers import Status, TrackedRun, Tracker, catalogue
+from lopsided.trackers import Status, TrackedRun, Tracker
+from lopsided.trackers import tracker as trackers
 from lopsided.trackers.tracker import Epoch
 from lopsided.training.reporter import LOG_NAME, Log, Reporter
 
@@ -49,7 +50,7 @@ class Trackers:
         above = {} if run.parent_folder is None else read_keys(run.parent_folder)[0]
         for text in self._texts:
             with self._guarded(text):
-                tracker = catalogue.make(text)
+                tracker = trackers.make(text)
                 own = {**vars(run), "key": keys.get(text), "parent": above.get(text)}
                 keys[text] = str(tracker.start(TrackedRun(**own)))
                 self._running[text] = tracker

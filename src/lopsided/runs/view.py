@@ -12,7 +12,7 @@ from lopsided.progress import Voice, clock, fitting, printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from lopsided.runs.cell import Cell
+    from lopsided.runs.plan import Cell
     from lopsided.runs.records import Failure, Record
 
 PLAIN_SECONDS = 30.0

@@ -20,8 +20,8 @@ from lopsided.inference.maps import Maps, heat
 from lopsided.inference.predict import Use, choose_use
 from lopsided.inference.scorer import Read, Scorer
 from lopsided.runs.folder import METRICS, RECIPE, Run
-from lopsided.runs.headline import headlines, judged_split
 from lopsided.runs.known import Labelled
+from lopsided.runs.metrics import headlines, judged_split
 from lopsided.runs.reopen import held_back, open_familiarity, open_model, open_use
 from lopsided.serve.gallery import Gallery
 from lopsided.serve.neighbours import Neighbours, chosen_rows

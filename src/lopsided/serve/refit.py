@@ -16,7 +16,7 @@ from lopsided import files
 from lopsided.errors import LopsidedError, RunError
 from lopsided.recipe import Recipe
 from lopsided.runs.folder import FOLDS, METRICS, RECIPE, Run
-from lopsided.runs.headline import headlines, judged_split
+from lopsided.runs.metrics import headlines, judged_split
 from lopsided.serve.comparison import compare_runs
 from lopsided.serve.journal import GROUP, Journal
 from lopsided.serve.limits import RefusedError

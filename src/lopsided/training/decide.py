@@ -1,4 +1,4 @@
-"""The end of training: calibrate the probabilities, and settle how the model decides for a class."""
+"""The end of training: calibrate the probabilities, settle how the model decides, and keep what it knows as usual."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import torch
 from lopsided.data.inputs import Prepared
 from lopsided.evaluation.calibration import Calibration, HeldBack, fit_calibration, prior_of
 from lopsided.evaluation.decision import Decision, explain, resolve, through
+from lopsided.evaluation.typicality import Bank
 from lopsided.facts import Fact, notes
 from lopsided.inference.engine import Engine
+from lopsided.inference.familiar import known_images
 from lopsided.inference.scorer import Scorer
 from lopsided.models.model import Model, ModelCard
 from lopsided.recipe import Recipe
@@ -149,3 +151,23 @@ def _notes(recipe: Recipe, trainer: Trainer, *, calibrated: bool) -> Iterator[Fa
 def decision_note(decision: Decision, classes: Sequence[str]) -> Fact:
     """Return the note on how a model decides."""
     return notes.decision(decision.rule, " ".join([explain(decision, classes), *decision.notes]))
+
+
+def familiar_images(trainer: Trainer) -> Bank | None:
+    """Return the bank of the finished model of a trainer, and log what it can do; None if it has none."""
+    recipe, prepared = trainer.recipe, trainer.prepared
+    if recipe.data.fold is not None:  # The model of a fold is not kept.
+        return None
+    trained = recipe.spec.trains_encoder
+    if trained and prepared.val is None:
+        trainer.log.fact(notes.no_typicality("training changed the encoder and there are no validation images"))
+        return None
+    scorer = trainer.scorer
+    if trained:
+        scorer = Scorer(trainer.model, trainer.card, engine=trainer.engine, ranks=trainer.ranks, cached="none")
+    bank = known_images(scorer, prepared.train, prepared.val if trained else None, recipe.seed)
+    if bank is None:
+        trainer.log.fact(notes.no_typicality("there are no two images of different groups to compare"))
+    else:
+        trainer.log.fact(notes.typicality(len(bank.scores), bank.is_guessed))
+    return bank

@@ -58,8 +58,7 @@ from lopsided.recipe import Recipe, check_classes
 from lopsided.training.baseline import classify_by_quick, compare, compare_answers, figures_of, is_quick
 from lopsided.training.cautions import cue_cautions, falling_cautions, run_cautions, source_cautions
 from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
-from lopsided.training.decide import check_rule, settle
-from lopsided.training.familiar import familiar_images
+from lopsided.training.decide import check_rule, familiar_images, settle
 from lopsided.training.methods import Trainer, make_trainer
 from lopsided.training.reporter import Log, Reporter
 

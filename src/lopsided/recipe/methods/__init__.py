@@ -15,8 +15,8 @@ METHODS: Entries[MethodSpec] = Entries(
     "method",
     MethodSpec,
     {
-        "two-stage": "lopsided.recipe.methods.two_stage:TWO_STAGE",
-        "end-to-end": "lopsided.recipe.methods.end_to_end:END_TO_END",
+        "two-stage": "lopsided.recipe.methods.staged:TWO_STAGE",
+        "end-to-end": "lopsided.recipe.methods.staged:END_TO_END",
         "frozen": "lopsided.recipe.methods.frozen:FROZEN",
         "distance": "lopsided.recipe.methods.distance:DISTANCE",
         "adapter": "lopsided.recipe.methods.adapter:ADAPTER",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lopsided.runs.cell import Cell
+from lopsided.runs.plan import Cell
 from lopsided.runs.records import Record
 
 LOST = (

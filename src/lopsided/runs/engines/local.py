@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from lopsided.errors import InputError, sentence
-from lopsided.runs.cell import Cell, train_cell
 from lopsided.runs.engines import LOST, Ended
+from lopsided.runs.plan import Cell, train_cell
 from lopsided.runs.records import Record
 
 

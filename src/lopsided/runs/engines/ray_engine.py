@@ -22,9 +22,9 @@ from typing import Any
 
 from lopsided import __version__, files
 from lopsided.errors import InputError, MissingDependencyError, sentence
-from lopsided.runs.cell import Cell, train_cell
 from lopsided.runs.engines import LOST, Ended
 from lopsided.runs.folder import METRICS
+from lopsided.runs.plan import Cell, train_cell
 from lopsided.runs.records import Record
 
 CONNECT_SECONDS = 20.0

@@ -32,9 +32,9 @@ from lopsided.models.blocks.columns import (
 )
 from lopsided.models.encoders import build_encoder, embedded_encoder, seeded_init
 from lopsided.models.heads import Adapter, ClassifierHead, build_head
-from lopsided.models.hub_weights import hub_weights
 from lopsided.models.machine import arrange, compile_encoder
 from lopsided.models.model import AdapterCard, Model, ModelCard, with_views
+from lopsided.models.pretrained import hub_weights
 from lopsided.recipe import LossSettings, Recipe
 from lopsided.recipe.encoder_spec import EncoderSpec
 from lopsided.recipe.views import AUTO, PLAIN, check_views, computed_views
