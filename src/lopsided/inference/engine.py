@@ -18,7 +18,7 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from types import ModuleType
@@ -90,15 +90,25 @@ class Engine:
 
     def adapt(self, features: Features, beside: Features | None = None) -> Features:
         """Return the inputs of the classifier, given the features of the encoder, and those of columns of a table."""
-        inputs = self.scale(features, beside)
-        return inputs if self._model.adapter is None else self._through(self._model.adapter, inputs)
+        return self.adapted(self.scale(features, beside))
+
+    def adapted(self, inputs: Features) -> Features:
+        """Return the inputs of the classifier, given what ``scale`` returns."""
+        if self._model.adapter is None:
+            return inputs
+        with evaluating(self._model):
+            found: Features = self._model.adapter(torch.from_numpy(inputs).to(self._device)).cpu().numpy()
+        return found
 
     def scale(self, features: Features, beside: Features | None = None) -> Features:
         """Return the inputs of the heads, or of the classifier if there are no heads, given the encoder's features.
 
         ``beside`` are features of columns of a table, which follow as they are.
         """
-        inputs = features if self._model.scaling == "none" else self._through(self._model.scale, features)
+        inputs = features
+        if self._model.scaling != "none":
+            with torch.no_grad():
+                inputs = self._model.scale(torch.from_numpy(features).to(self._device)).cpu().numpy()
         return inputs if beside is None else np.concatenate([inputs, beside], axis=1)
 
     def compared(self, features: Features) -> Features:
@@ -111,11 +121,6 @@ class Engine:
             return features
         members = np.split(features, self._model.members, axis=1)
         return np.concatenate([np.delete(member, left_out, axis=1) for member in members], axis=1)
-
-    def _through(self, step: Callable[[Tensor], Tensor], features: Features) -> Features:
-        with evaluating(self._model):
-            found: Features = step(torch.from_numpy(features).to(self._device)).cpu().numpy()
-        return found
 
     @property
     def views(self) -> tuple[str, ...]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import groupby, islice
 from typing import NamedTuple, TypeVar
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import PIL
 import torch
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
@@ -166,9 +168,12 @@ class Scorer:
 
     def _judged(self, features: Features, beside: Features | None) -> Scored:
         """Score images, given the features of the encoder, (n, f), and those of columns of a table."""
-        adapted = self.engine.adapt(features, beside)
-        typicality = None if self.bank is None else self.bank.typicality(self.engine.scale(features))
-        return Scored(self.engine.probabilities(adapted), adapted, typicality)
+        # Threads that share so little work mostly wait for each other, and keep the cores from those that decode.
+        with _libraries().limit(limits=1) if len(features) <= BATCH else nullcontext():
+            scaled = self.engine.scale(features)
+            adapted = self.engine.adapted(scaled if beside is None else np.concatenate([scaled, beside], axis=1))
+            typicality = None if self.bank is None else self.bank.typicality(scaled)
+            return Scored(self.engine.probabilities(adapted), adapted, typicality)
 
     def features(self, inputs: Inputs, digests: Sequence[str] | None, count: Counted | None = None) -> Features:
         """Return features of the encoder, (n, f), of inputs in order: the mean over the views of the model."""
@@ -324,6 +329,12 @@ class Scorer:
     def split_views(self, features: Features) -> list[Features]:
         """Return the features of each view, given those of all views side by side, as in ``Scores``."""
         return list(features.reshape(len(features), len(self.engine.views), -1).swapaxes(0, 1))
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Return the libraries that compute with threads."""
+    return ThreadpoolController()
 
 
 def _misfit(pixels: Pixels | None, card: ModelCard) -> str:

@@ -17,10 +17,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.inference.scorer import BATCH, Read, Scorer
+from lopsided.inference.scorer import Read, Scorer
 from lopsided.serve.limits import RefusedError
 
 V = TypeVar("V")
+MOST = 8
+"""Images of a batch. While one batch is scored, the images of the next are sent and decoded."""
 
 
 class Judged(NamedTuple):
@@ -115,7 +117,7 @@ class Worker:
     def _take(self) -> list[_Image | _Job]:
         """Take a job, or images of one scorer that wait next to each other."""
         taken: list[_Image | _Job] = []
-        while self._waiting and len(taken) < BATCH:
+        while self._waiting and len(taken) < MOST:
             first, asked = taken[0] if taken else None, self._waiting[0]
             if first is not None and not (
                 isinstance(first, _Image) and isinstance(asked, _Image) and asked.scorer is first.scorer
