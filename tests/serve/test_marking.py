@@ -177,6 +177,7 @@ def test_marks_become_the_tables_that_fit_reads(client: TestClient, pool: Path) 
         ({"who": ""}, 422),
         ({"who": "a\nb"}, 422),
         ({"who": "x" * 61}, 422),
+        ({"who": "=cmd()"}, 422),
         ({"session": "a b"}, 422),
         ({"path": "/etc/passwd"}, 422),
     ],

@@ -9,7 +9,8 @@ import logging
 from typing import Annotated, Any, Literal, TypeVar
 
 import python_multipart  # noqa: F401  starlette notices only with the first form that it is missing.
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
@@ -53,7 +54,16 @@ class DecideJson(Asked):
     probabilities: list[list[Annotated[float, Field(ge=0, le=1)]]] = Field(default=[], max_length=10_000)
 
 
-Name = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[^\x00-\x1f\x7f]+$")]
+def _is_no_formula(name: str) -> str:
+    """Return a name that a spreadsheet, which opens a table of marks, shows as it is."""
+    if name[:1] in "=+-@":
+        raise PydanticCustomError("name", "a name must not begin with =, +, - or @")
+    return name
+
+
+Name = Annotated[
+    str, Field(min_length=1, max_length=60, pattern=r"^[^\x00-\x1f\x7f]+$"), AfterValidator(_is_no_formula)
+]
 Session = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]
 
 
