@@ -15,16 +15,20 @@ from typing import Any
 from lopsided import __version__
 
 EXTRAS = {
+    "dicom": ("lopsided[dicom]", ("pydicom",), "DICOM files"),
     "figures": ("lopsided[figures]", ("matplotlib",), "figures of reproduce"),
+    "gs": ("lopsided[gs]", ("gcsfs",), "images at gs:// addresses"),
     "mlflow": ("lopsided[mlflow]", ("mlflow",), "tracking with MLflow"),
     "onnx": ("lopsided[onnx]", ("onnxscript",), "export to ONNX of models with heads or other encoders"),
     "parquet": ("pyarrow", ("pyarrow",), "tables in Parquet"),
     "ray": ("lopsided[ray]", ("ray",), "sweeps on a cluster"),
+    "s3": ("lopsided[s3]", ("s3fs",), "images at s3:// addresses"),
+    "serve": ("lopsided[serve]", ("starlette", "uvicorn", "python_multipart"), "models behind a web page"),
     "tensorboard": ("lopsided[tensorboard]", ("tensorboard",), "tracking with TensorBoard"),
     "wandb": ("lopsided[wandb]", ("wandb",), "tracking with Weights & Biases"),
 }
 """Optional features: the package to install, the required modules, and the purpose."""
-_PACKAGES = {"mlflow": "mlflow-skinny"}
+_PACKAGES = {"mlflow": "mlflow-skinny", "python_multipart": "python-multipart"}
 """The packages of modules with another name. The full package mlflow brings this one."""
 
 STEP_GFLOP = 16.7

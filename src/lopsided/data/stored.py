@@ -19,7 +19,8 @@ from typing import Any, TypeAlias
 from lopsided.errors import DataError, LopsidedError, MissingDependencyError
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://", re.IGNORECASE)
-_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
+_PACKAGES = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "gs": ("gcsfs", "gs"), "gcs": ("gcsfs", "gs")}
+"""For each kind of address the package that fsspec needs, and the extra that installs it."""
 
 
 def is_address(data: str | os.PathLike[str]) -> bool:
@@ -105,10 +106,10 @@ class Place:
             return system, root.rstrip("/")
         except (ImportError, ValueError) as error:
             protocol = self.address.partition("://")[0].rpartition("::")[2].lower()
-            package = _PACKAGES.get(protocol)
-            if package is None:
+            if protocol not in _PACKAGES:
                 raise DataError(f"Cannot open {self.address} ({' '.join(str(error).split())}).") from error
-            do = f"Run pip install {package}."
+            package, extra = _PACKAGES[protocol]
+            do = f"Run pip install 'lopsided[{extra}]'."
             raise MissingDependencyError(f"{protocol}:// needs {package}, which is not installed. {do}") from error
 
     @property
