@@ -25,6 +25,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import lopsided
+from lopsided.cli.doctor import EXTRAS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "lopsided"
@@ -94,6 +95,12 @@ def test_every_dependency_is_imported_and_every_extra_is_asked_for() -> None:
     assert {module_of(line) for line in PROJECT["dependencies"]} - used == set()
     optional = {module_of(line) for name, lines in extras().items() if name not in DEVELOPMENT for line in lines}
     assert {name for name in optional - used if not mentions(name)} == set()
+
+
+def test_doctor_looks_for_every_extra_that_a_user_may_install() -> None:
+    assert {name: set(modules) for name, (modules, _) in EXTRAS.items()} == {
+        name: {module_of(line) for line in lines} for name, lines in extras().items() if name not in DEVELOPMENT
+    }
 
 
 def test_an_optional_package_is_imported_only_where_it_is_needed_not_when_the_module_is() -> None:

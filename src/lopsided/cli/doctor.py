@@ -15,20 +15,22 @@ from typing import Any
 from lopsided import __version__
 
 EXTRAS = {
-    "dicom": ("lopsided[dicom]", ("pydicom",), "DICOM files"),
-    "figures": ("lopsided[figures]", ("matplotlib",), "figures of reproduce"),
-    "gs": ("lopsided[gs]", ("gcsfs",), "images at gs:// addresses"),
-    "mlflow": ("lopsided[mlflow]", ("mlflow",), "tracking with MLflow"),
-    "onnx": ("lopsided[onnx]", ("onnxscript",), "export to ONNX of models with heads or other encoders"),
-    "parquet": ("pyarrow", ("pyarrow",), "tables in Parquet"),
-    "ray": ("lopsided[ray]", ("ray",), "sweeps on a cluster"),
-    "s3": ("lopsided[s3]", ("s3fs",), "images at s3:// addresses"),
-    "serve": ("lopsided[serve]", ("starlette", "uvicorn", "python_multipart"), "models behind a web page"),
-    "tensorboard": ("lopsided[tensorboard]", ("tensorboard",), "tracking with TensorBoard"),
-    "wandb": ("lopsided[wandb]", ("wandb",), "tracking with Weights & Biases"),
+    "dicom": (("pydicom",), "DICOM files"),
+    "figures": (("matplotlib",), "figures of reproduce"),
+    "gs": (("gcsfs",), "images at gs:// addresses"),
+    "mlflow": (("mlflow",), "tracking with MLflow"),
+    "notebook": (("IPython", "pandas"), "progress and data frames in notebooks"),
+    "onnx": (("onnxscript",), "export to ONNX of models with heads or other encoders"),
+    "parquet": (("pyarrow",), "tables in Parquet, and data sets at hf:// addresses"),
+    "ray": (("ray", "pyarrow"), "sweeps on a cluster"),
+    "s3": (("s3fs",), "images at s3:// addresses"),
+    "serve": (("python_multipart", "starlette", "uvicorn"), "a model behind a web page"),
+    "tensorboard": (("tensorboard",), "tracking with TensorBoard"),
+    "umap": (("umap",), "maps of features by UMAP"),
+    "wandb": (("wandb",), "tracking with Weights & Biases"),
 }
-"""Optional features: the package to install, the required modules, and the purpose."""
-_PACKAGES = {"mlflow": "mlflow-skinny", "python_multipart": "python-multipart"}
+"""Extras of the package: the modules that they bring, and the purpose."""
+_PACKAGES = {"mlflow": "mlflow-skinny", "python_multipart": "python-multipart", "umap": "umap-learn"}
 """The packages of modules with another name. The full package mlflow brings this one."""
 
 STEP_GFLOP = 16.7
@@ -213,12 +215,11 @@ def _downloaded() -> Iterator[str]:
 
 
 def _extras() -> Iterator[Finding]:
-    for name, (install, modules, purpose) in EXTRAS.items():
+    for name, (modules, purpose) in EXTRAS.items():
         missing = [module for module in modules if util.find_spec(module) is None]
         if missing:
-            yield Finding(
-                name, f"missing {', '.join(missing)}", f"needed for {purpose}: pip install '{install}'", ok=False
-            )
+            meaning = f"needed for {purpose}: pip install 'lopsided[{name}]'"
+            yield Finding(name, f"missing {', '.join(missing)}", meaning, ok=False)
         else:
             versions = ", ".join(f"{module} {metadata.version(_PACKAGES.get(module, module))}" for module in modules)
             yield Finding(name, versions, f"available: {purpose}")
