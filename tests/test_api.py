@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 from PIL import Image
 
 import lopsided
+from lopsided.data import decoding
 from lopsided.errors import InputError, RunError
 from lopsided.models.machine import threads
+from lopsided.reports.thumbnails import PICTURES
 from tiny import write_photos
 from tiny_command import SMALL, command_here
 
@@ -37,6 +40,26 @@ def test_fit_writes_what_the_command_writes(run: lopsided.Run, photos: Path, tmp
         assert (tmp_path / "run" / name).read_bytes() == (run.folder / name).read_bytes()
     assert run.metrics is not None
     assert run.metrics["test"]["figures"] == lopsided.open(tmp_path / "run").metrics["test"]["figures"]  # type: ignore[index]
+
+
+def test_a_first_fit_opens_each_image_twice_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOPSIDED_CACHE", str(tmp_path / "cache"))
+    photos = write_photos(tmp_path / "photos", {"cat": 56})
+    (photos / "dog").mkdir()
+    for path in sorted((photos / "cat").iterdir())[::4]:
+        path.rename(photos / "dog" / path.name)
+    names: Counter[str] = Counter()
+    check = decoding._check_pixels
+
+    def remember(path: Path, size: tuple[int, int]) -> None:
+        names[str(path)] += 1
+        check(path, size)
+
+    monkeypatch.setattr(decoding, "_check_pixels", remember)
+    with threads(1):
+        found = lopsided.fit(photos, out=tmp_path / "run", quiet=True, **{**FIELDS, "epochs": 1})
+    assert (len(names), max(names.values())) == (56, 2)
+    assert (found.folder / PICTURES).is_file()  # Nothing tells these classes apart, so there are mistakes.
 
 
 def test_predictions_of_paths_pictures_arrays_and_frames_are_those_of_the_command(

@@ -80,6 +80,7 @@ def fit(
         fields: Other fields of the recipe, by the names that the command takes: ``epochs=20``, ``tta="flips"``,
             ``regression__strength=0.01``. Two underscores stand for a dot.
     """
+    from lopsided.data.prepare import Sources
     from lopsided.recipe import find_recipe
     from lopsided.reports.report import keep_shown_pictures
     from lopsided.runs.fitting import train_recipe
@@ -101,12 +102,12 @@ def fit(
     values = {name: value for name, value in named.items() if value is not None} | fields
     changes = read_values(values, lambda: None if recipe is None else find_recipe(recipe))
     changes.resolve()
-    source = None if data is None else os.fspath(data)
+    source, sources = None if data is None else os.fspath(data), Sources()
     if out is None and resume:
         out = newest_run(finished=False)
     with changes.named(), folder_of(None if out is None else Path(out)) as folder:
-        run, _ = train_recipe(source, folder, recipe, changes.values, resume=resume, quiet=quiet)
-    keep_shown_pictures(run.folder, allow_outside=run.recipe.data.allow_outside)
+        run, _ = train_recipe(source, folder, recipe, changes.values, resume=resume, quiet=quiet, sources=sources)
+    keep_shown_pictures(run.folder, allow_outside=run.recipe.data.allow_outside, sources=sources)
     return Run(run.folder, run.recipe, run.metrics, device or "auto")
 
 

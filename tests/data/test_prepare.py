@@ -9,13 +9,16 @@ import pytest
 from PIL import Image
 
 from lopsided.data import decoding
+from lopsided.data.cues import measure_cues
 from lopsided.data.decoding import read_header
+from lopsided.data.images import FileImages
 from lopsided.data.inputs import prepare
 from lopsided.data.prepare import Sources, split_note, split_rule, split_source, usual_side
 from lopsided.data.sources import Source, open_source
 from lopsided.data.splits import fold_recipes
 from lopsided.facts import notes
 from lopsided.recipe import Recipe
+from tiny import write_photos
 
 
 def write(folder: Path, sizes: list[tuple[int, int]]) -> Path:
@@ -124,6 +127,51 @@ def test_all_folds_of_a_source_list_it_once_and_read_each_file_once(
         prepare(part, source, splits, digests=source.images.digest(np.arange(12)))
         usual_side(source.images)
     assert (len(listed), len(hashed), len(opened)) == (1, 12, 12)
+
+
+def test_cues_and_pictures_are_of_the_bytes_that_the_check_has_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = np.random.default_rng(5)
+    for place in range(6):
+        path = tmp_path / "photos" / ("common" if place < 4 else "rare") / f"{place}.{'png' if place % 2 else 'jpg'}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise.integers(0, 255, (300, 400 + place, 3)).astype(np.uint8)).save(path)
+    recipe = Recipe().override(**{"data.source": str(tmp_path / "photos")})
+    opened: list[int] = []
+    monkeypatch.setattr(decoding.Image, "open", _counting(opened, Image.open))
+    source, _ = Sources().open(recipe, cues=True)
+    assert isinstance(source.images, FileImages)
+    kept = measure_cues(source.images, np.arange(6))
+    pictures = [source.images.glance(row).picture.tobytes() for row in range(6)]
+    assert len(opened) == 6
+    fresh = FileImages(source.images.paths)
+    again = measure_cues(fresh, np.arange(6))
+    assert len(opened) > 6
+    assert pictures == [fresh.glance(row).picture.tobytes() for row in range(6)]
+    for values, others in ((kept.plain, again.plain), (kept.camera, again.camera), (kept.files, again.files)):
+        assert list(values) == list(others)
+        assert all((values[name] == others[name]).all() for name in values)
+    assert (
+        fresh.load(np.arange(6), decoding.GLANCE, 3).numpy() == [fresh.glance(row).pixels for row in range(6)]
+    ).all()
+
+
+@pytest.mark.parametrize("field", [{"data.scenario": "75:25"}, {"data.folds": 2, "data.fold": 1}])
+def test_images_that_are_not_searched_for_cues_keep_no_glances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: dict[str, Any]
+) -> None:
+    photos = write_photos(tmp_path / "photos", {"cat": 8, "dog": 4})
+    recipe = Recipe().override(**{"data.source": str(photos), **field})
+    source, _ = Sources().open(recipe, cues=True)
+    assert isinstance(source.images, FileImages)
+    monkeypatch.setattr(decoding, "_opened", _refusing)
+    with pytest.raises(AssertionError, match="opened again"):
+        source.images.glance(0)
+
+
+def _refusing(*_: object) -> None:
+    raise AssertionError("opened again")
 
 
 def _counting(calls: list[int], function: Any) -> Any:

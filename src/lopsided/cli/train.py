@@ -99,10 +99,12 @@ def fit(
       lopsided fit --recipe run/recipe.toml --out again
       torchrun --nproc-per-node 2 -m lopsided fit photos --out run --loss cl
     """
+    from lopsided.data.prepare import Sources
     from lopsided.runs.fitting import named, train_recipe
 
     given = options.fields_of(locals())
     data, texts = read_arguments(words or ())
+    sources = Sources()
     with joined_ranks() as ranks, _target(out, ranks, resume=resume) as folder:
         first = ranks is None or ranks.first
         minutes, texts = read_minutes(texts) if auto else (None, texts)
@@ -130,11 +132,12 @@ def fit(
                         quiet=quiet or not first,
                         ranks=ranks,
                         engine=worker,
+                        sources=sources,
                     )
         if first:
             from lopsided.reports.report import keep_shown_pictures
 
-            keep_shown_pictures(run.folder, allow_outside=run.recipe.data.allow_outside)
+            keep_shown_pictures(run.folder, allow_outside=run.recipe.data.allow_outside, sources=sources)
             if already and not quiet and not auto:
                 say(f"The run in {folder} is already finished.")
             if as_json:

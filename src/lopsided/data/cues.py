@@ -11,17 +11,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.data.decoding import file_maker
-from lopsided.data.images import FileImages, Images
+from lopsided.data.decoding import GLANCE as SIDE
+from lopsided.data.images import FileImages, Images, ordered_map
+from lopsided.recipe import Recipe
 
-SIDE = 64
-"""Side of the images in pixels, of which cues are computed."""
 MOST_IMAGES, LEAST_PER_CLASS = 1_500, 20
 """Images whose cues are computed: at most this many, evenly over the classes, but at least so many of each."""
 CENTRE, RIM, CORNERS = 22 / 32, 30 / 32, 36 / 32
 """Distances from the middle, relative to half a side. Between the first two lies the background, as a rule."""
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
+
+
+def seeks_cues(recipe: Recipe) -> bool:
+    """Return whether the images of a recipe are searched for cues.
+
+    A fold leaves this to the model of all images, and the images of a scenario are drawn from one collection.
+    """
+    return recipe.data.fold is None and recipe.data.scenario is None
 
 
 def cue_rows(labels: Codes, seed: int) -> Codes:
@@ -46,17 +53,21 @@ class Cues:
 
 def measure_cues(images: Images, rows: Codes) -> Cues:
     """Return the cues of some images by name."""
-    pixels = images.load(rows, SIDE, 3, workers=os.cpu_count() or 1).numpy()
+    workers = os.cpu_count() or 1
     sizes = np.array([images.size(int(row)) for row in rows], dtype=np.int64)
     files = {"size in pixels": np.array([f"{width} x {height}" for height, width in sizes.tolist()], dtype=np.str_)}
+    if isinstance(images, FileImages):
+        glances = list(ordered_map(images.glance, rows.tolist(), workers))
+        pixels = np.stack([glance.pixels for glance in glances])
+        files["camera or program in the file"] = np.array([glance.maker for glance in glances], dtype=np.str_)
+        files["compression"] = np.array([glance.compression for glance in glances], dtype=np.str_)
+    else:
+        pixels = images.load(rows, SIDE, 3, workers=workers).numpy()
     plain = _plain_cues(pixels.astype(np.float64), sizes.astype(np.float64))
     if isinstance(images, FileImages):
-        paths = [images.paths[row] for row in rows]
         with suppress(OSError):
+            paths = [images.paths[row] for row in rows]
             plain["the size of the file"] = np.array([float(os.path.getsize(path)) for path in paths])
-        makers = [file_maker(path) for path in paths]
-        files["camera or program in the file"] = np.array([maker for maker, _ in makers], dtype=np.str_)
-        files["compression"] = np.array([compression for _, compression in makers], dtype=np.str_)
     return Cues(plain, _camera_cues(pixels.astype(np.float32)), files)
 
 

@@ -62,6 +62,9 @@ LARGE = 1 << 25
 REDUCTIONS = ((8, 2.0), (4, 2.0), (2, 1.5))
 """Factors by which a JPEG may be decoded smaller, each with the least decoded side, relative to the final side."""
 
+GLANCE, PICTURE = 64, 96
+"""Side of the square of a glance, and the longer side of its picture, in pixels."""
+
 _MAKE, _MODEL, _SOFTWARE = 0x010F, 0x0110, 0x0131
 """Tags of EXIF."""
 _GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "F"})
@@ -151,21 +154,37 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
+class Glance:
+    """An image made small: a square of ``GLANCE`` pixels in RGB, and a ``picture`` that keeps its shape.
+
+    ``maker`` is the camera or program that the file names, and ``compression`` how it was written; "" if it names none.
+    """
+
+    pixels: Pixels
+    picture: Image.Image
+    maker: str
+    compression: str
+
+
+@dataclass(frozen=True, slots=True)
 class FileFacts:
     """What one reading of a file told. ``error`` is the reason why it cannot be read or decoded; "" if it can.
 
-    ``header`` is None as long as nobody asked for it. A file that cannot be read has no ``digest``, its SHA-256.
-    ``stamp`` are facts of the file system that change with the content.
+    ``header`` and ``glance`` are None as long as nobody asked for them. A file that cannot be read has no ``digest``,
+    its SHA-256. ``stamp`` are facts of the file system that change with the content.
     """
 
     digest: str
     stamp: tuple[int, ...] = ()
     header: Header | None = None
     error: str = ""
+    glance: Glance | None = None
 
 
-def examine(path: str | os.PathLike[str], known: Callable[[str], Header | None] | None = None) -> FileFacts:
-    """Read a file once: hash it, read its header, and decode it unless its digest is ``known``.
+def examine(
+    path: str | os.PathLike[str], known: Callable[[str], Header | None] | None = None, *, glance: bool = False
+) -> FileFacts:
+    """Read a file once: hash it, read its header, and decode it unless its digest is ``known`` or a glance is wanted.
 
     What is hashed is what is decoded, even if the file is replaced meanwhile.
     """
@@ -174,10 +193,13 @@ def examine(path: str | os.PathLike[str], known: Callable[[str], Header | None] 
         with _opened(path) as (file, stamp):
             facts = FileFacts(_digest(file), stamp)
             header = None if known is None else known(facts.digest)
-            if header is None:
+            if header is None or glance:
                 with _image(path, file) as image:
                     header = _header(image)
-                    _decoded(path, image, 1)  # At an eighth of its size a JPEG is still read to the last byte.
+                    if glance:
+                        facts = replace(facts, glance=_glance(path, image))
+                    else:
+                        _decoded(path, image, 1)  # At an eighth of its size a JPEG is still read to the last byte.
                     header = replace(header, twelve=_white(image) == _TWELVE)
             return replace(facts, header=header)
     except UnreadableImageError as error:
@@ -225,12 +247,27 @@ def read_image(
     the file has changed since an earlier reading gave ``facts``, an error is raised: what is computed from the image
     will be filed under that digest.
     """
+    with _same_image(path, facts) as image:
+        return _decoded(path, image, image_size)
+
+
+def read_glance(path: str | os.PathLike[str], facts: FileFacts | None = None) -> Glance:
+    """Decode one file to a glance. As with ``read_image``, the file must be that of ``facts``."""
+    if facts is not None and facts.glance is not None:
+        return facts.glance
+    with _same_image(path, facts) as image:
+        return _glance(path, image)
+
+
+@contextmanager
+def _same_image(path: str | os.PathLike[str], facts: FileFacts | None) -> Iterator[Image.Image]:
+    """Open an image, and raise if its file has changed since an earlier reading gave ``facts``."""
     with _opened(path) as (file, stamp):
         # A stamp changes with a new name or permission, too, so only the content decides.
         if facts is not None and facts.digest and stamp != facts.stamp and _digest(file) != facts.digest:
             raise UnreadableImageError(path, "its content has changed since it was first read")
         with _image(path, file) as image:
-            return _decoded(path, image, image_size)
+            yield image
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
@@ -240,24 +277,22 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         return _header(image)
 
 
-def file_maker(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """Return camera or program and compression that a file names, both "" if it names none or cannot be read.
+def _glance(path: str | os.PathLike[str], image: Image.Image) -> Glance:
+    maker, compression = _origin(image)
+    small = _decoded(path, image, GLANCE)
+    picture = small.convert("RGB")
+    picture.thumbnail((PICTURE, PICTURE), Image.Resampling.BICUBIC)
+    return Glance(fit_image(small, GLANCE, 3), picture, maker, compression)
 
-    Only the beginning of a file is read. Files that are stored elsewhere are not read again for this.
-    """
-    if isinstance(path, Stored):
-        return "", ""
-    try:
-        with _reading(path), open(path, "rb") as file, _opened_image(file) as image:
-            named = {str(image.getexif().get(tag, "")).strip(" \0") for tag in (_MAKE, _MODEL, _SOFTWARE)}
-            tables = getattr(image, "quantization", None) or {}
-            kind = image.format or ""
-            sampling = [layer[1:3] for layer in getattr(image, "layer", ())]
-    except UnreadableImageError:
-        return "", ""
+
+def _origin(image: Image.Image) -> tuple[str, str]:
+    """Return camera or program and compression that a file names."""
+    named = {str(image.getexif().get(tag, "")).strip(" \0") for tag in (_MAKE, _MODEL, _SOFTWARE)}
     maker = " ".join(sorted(filter(None, named)))[:80]
+    tables = getattr(image, "quantization", None) or {}
     if not tables:
-        return maker, kind
+        return maker, image.format or ""
+    sampling = [layer[1:3] for layer in getattr(image, "layer", ())]
     digest = hashlib.sha256(repr((sorted(tables.items()), sampling)).encode()).hexdigest()[:6]
     return maker, f"JPEG with the tables {digest}"
 

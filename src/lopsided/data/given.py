@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 from lopsided.data.columns import described, rows_of
-from lopsided.data.decoding import Pixels, UnreadableImageError, fit_image, flat_image
-from lopsided.data.images import FileImages, Images, Indices, Known, Progress
+from lopsided.data.decoding import Pixels, fit_image, flat_image
+from lopsided.data.images import FileImages, Images, Indices
 from lopsided.data.sources import source_from_arrays
 from lopsided.errors import InputError, sentence
 from lopsided.recipe.columns import column_name
@@ -45,14 +45,6 @@ class Pictures(Images):
         """Return the SHA-256 of the shape and pixels of each image, as those of images in one array."""
         arrays = [fit_image(self.pictures[i], None, self._channels) for i in indices]
         return [hashlib.sha256(repr(each.shape).encode() + each.tobytes()).hexdigest() for each in arrays]
-
-    def unreadable(
-        self, *, workers: int = 0, progress: Progress | None = None, known: Known | None = None
-    ) -> list[tuple[int, UnreadableImageError]]:
-        """Return an empty list: images in memory are already decoded."""
-        if progress is not None:
-            progress(len(self), len(self))
-        return []
 
     def size(self, index: int) -> tuple[int, int]:
         """Return height and width of one image."""

@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
@@ -18,6 +18,7 @@ from PIL import Image
 from lopsided.data.columns import cells_of
 from lopsided.data.decoding import (
     FileFacts,
+    Glance,
     Header,
     Pixels,
     UnreadableImageError,
@@ -25,6 +26,7 @@ from lopsided.data.decoding import (
     examine,
     fit_image,
     hash_file,
+    read_glance,
     read_header,
 )
 from lopsided.data.stored import ImagePath
@@ -75,14 +77,22 @@ class Images(ABC):
     def digest(self, indices: Indices) -> list[str]:
         """Return the SHA-256 of each image: of the bytes of its file, or of its array in memory."""
 
-    @abstractmethod
     def unreadable(
-        self, *, workers: int = 0, progress: Progress | None = None, known: Known | None = None
+        self,
+        *,
+        workers: int = 0,
+        progress: Progress | None = None,
+        known: Known | None = None,
+        glances: Sequence[int] = (),
     ) -> list[tuple[int, UnreadableImageError]]:
         """Return the errors of the unreadable images, with their indices.
 
-        Images that were decoded before, or are ``known`` to be readable, are not decoded again.
+        Those in memory are decoded already. Images in files are not decoded again if they are ``known``, or were
+        decoded before. They keep ``glances`` of these indices, so that nobody opens them again for one.
         """
+        if progress is not None:
+            progress(len(self), len(self))
+        return []
 
     @abstractmethod
     def size(self, index: int) -> tuple[int, int]:
@@ -155,14 +165,6 @@ class ArrayImages(Images):
             if i not in self._digests:
                 self._digests[i] = hashlib.sha256(shape + self.pixels[i].tobytes()).hexdigest()
         return [self._digests[i] for i in indices.tolist()]
-
-    def unreadable(
-        self, *, workers: int = 0, progress: Progress | None = None, known: Known | None = None
-    ) -> list[tuple[int, UnreadableImageError]]:
-        """Return an empty list: images in memory are already decoded."""
-        if progress is not None:
-            progress(len(self), len(self))
-        return []
 
     def size(self, index: int) -> tuple[int, int]:
         """Return height and width, which are the same for all images of the array."""
@@ -255,14 +257,20 @@ class FileImages(Images):
         return [same for digest, same in rows.items() if digest and len(same) > 1]
 
     def unreadable(
-        self, *, workers: int = 0, progress: Progress | None = None, known: Known | None = None
+        self,
+        *,
+        workers: int = 0,
+        progress: Progress | None = None,
+        known: Known | None = None,
+        glances: Sequence[int] = (),
     ) -> list[tuple[int, UnreadableImageError]]:
-        """Return the errors of the unreadable files, with their indices.
-
-        Files that were decoded before are not read again, and files with ``known`` content are not decoded again.
-        """
+        """Return the errors of the unreadable files, with their indices."""
         unread = list(dict.fromkeys(path for path in self.paths if not self._is_checked(path)))
-        look = examine if known is None else partial(examine, known=known.find)
+        wanted = {self.paths[index] for index in glances}
+
+        def look(path: ImagePath) -> FileFacts:
+            return examine(path, None if known is None else known.find, glance=path in wanted)
+
         for done, (path, facts) in enumerate(zip(unread, ordered_map(look, unread, workers), strict=True)):
             self._facts[path] = facts
             if progress is not None:
@@ -277,6 +285,11 @@ class FileImages(Images):
             for index, path in enumerate(self.paths)
             if self._facts[path].error
         ]
+
+    def glance(self, index: int) -> Glance:
+        """Return an image made small. The file is opened unless the check kept it."""
+        path = self.paths[index]
+        return read_glance(path, self._facts.get(path))
 
     def headers(self) -> list[Header]:
         """Return what is known of each image."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lopsided.data.columns import described, rows_of
+from lopsided.data.cues import cue_rows, seeks_cues
 from lopsided.data.images import FileImages, Images, Known, Progress
 from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import Source, check_splits
@@ -44,14 +45,15 @@ class Sources:
 
     def listed(self, recipe: Recipe) -> Source:
         """Return all images of a recipe's data. Missing and unreadable files are not noticed."""
-        data = recipe.data
-        asked = (
-            *(data.source, data.classes, data.group, data.group_from, data.path_column, data.label_column),
-            *(data.allow_outside, data.include, data.exclude, data.columns, data.corrections),
-        )
-        if self._listed is None or self._listed[0] != asked:
-            self._listed = asked, Source.open(data)
-        return self._listed[1]
+        source = self.at_hand(recipe)
+        if source is None:
+            source = Source.open(recipe.data)
+            self._listed = _asked(recipe), source
+        return source
+
+    def at_hand(self, recipe: Recipe) -> Source | None:
+        """Return all images of a recipe's data if they were the last to be listed."""
+        return self._listed[1] if self._listed is not None and self._listed[0] == _asked(recipe) else None
 
     def drawn(self, recipe: Recipe, *, more: bool = False) -> Source:
         """Return the images that a recipe trains and tests with, without reading them.
@@ -65,11 +67,11 @@ class Sources:
         return _with_more(recipe, source) if more else source
 
     def open(
-        self, recipe: Recipe, progress: Progress | None = None, known: Known | None = None
+        self, recipe: Recipe, progress: Progress | None = None, known: Known | None = None, *, cues: bool = False
     ) -> tuple[Source, Source | None]:
         """Check the images of a recipe, and draw the scenario. Also return the held-out images of ``data.held_out``.
 
-        Images that are ``known`` to be readable are not decoded.
+        Images that are ``known`` to be readable are not decoded, except with ``cues`` those that are searched for them.
         """
         data, source = recipe.data, self.listed(recipe)
         if not data.skip_unreadable:
@@ -78,8 +80,11 @@ class Sources:
         if given:
             check_splits(source, data.source or "")
         workers = recipe.threads or os.cpu_count() or 1
+        glances = cue_rows(source.labels, recipe.seed).tolist() if cues and seeks_cues(recipe) else ()
         if data.skip_unreadable:  # Before the draw, because the scenario must hold for the readable images.
-            source = source.verify(skip_unreadable=True, workers=workers, progress=progress, known=known)
+            source = source.verify(
+                skip_unreadable=True, workers=workers, progress=progress, known=known, glances=glances
+            )
             if given:
                 check_splits(source, data.source or "")
         held_out = None
@@ -90,7 +95,7 @@ class Sources:
                 held_out = source.subset(rows)
             source = source.subset(drawn)
         if not data.skip_unreadable:
-            source = source.verify(workers=workers, progress=progress, known=known)
+            source = source.verify(workers=workers, progress=progress, known=known, glances=glances)
             held_out = None if held_out is None else held_out.verify(workers=workers, known=known)
         source = _with_more(recipe, source, held_out)
         if source.more is not None:
@@ -101,6 +106,15 @@ class Sources:
             side = usual_side(*(each.images for each in (source, source.more, held_out) if each is not None))
             source = replace(source, resized=side)
         return source, held_out
+
+
+def _asked(recipe: Recipe) -> tuple[object, ...]:
+    """Return the fields on which a listing depends."""
+    data = recipe.data
+    return (
+        *(data.source, data.classes, data.group, data.group_from, data.path_column, data.label_column),
+        *(data.allow_outside, data.include, data.exclude, data.columns, data.corrections),
+    )
 
 
 def drawn_rows(recipe: Recipe, source: Source) -> NDArray[np.int64]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.data.decoding import Pixels, UnreadableImageError
-from lopsided.data.images import Images, Indices, Known, Progress
+from lopsided.data.decoding import Pixels
+from lopsided.data.images import Images, Indices
 from lopsided.errors import DataError, sentence
 
 Numbers = npt.NDArray[np.floating[Any]]
@@ -42,14 +42,6 @@ class Vectors(Images):
     def digest(self, indices: Indices) -> list[str]:
         """Return the SHA-256 of each row."""
         return [hashlib.sha256(row.astype(np.float64).tobytes()).hexdigest() for row in self.values[indices]]
-
-    def unreadable(
-        self, *, workers: int = 0, progress: Progress | None = None, known: Known | None = None
-    ) -> list[tuple[int, UnreadableImageError]]:
-        """Return an empty list: the rows were checked when they were read."""
-        if progress is not None:
-            progress(len(self), len(self))
-        return []
 
     def size(self, index: int) -> tuple[int, int]:
         """Return 1 and the number of columns."""

@@ -22,6 +22,7 @@ from lopsided.runs.sweep import SWEEP
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
+    from lopsided.data.prepare import Sources
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,16 @@ def write_report(
     return Report(target, about, len(content), tuple(filter(None, notes)))
 
 
-def keep_shown_pictures(folder: Path, *, allow_outside: bool) -> None:
-    """Let a finished run keep pictures of the images that its page shows, if it has none and they can be read."""
+def keep_shown_pictures(folder: Path, *, allow_outside: bool, sources: Sources | None = None) -> None:
+    """Let a finished run keep pictures of the images that its page shows, if it has none and they can be read.
+
+    ``sources`` may have the images at hand.
+    """
     try:
         names = [name for name, _ in shown_images(folder)]
     except LopsidedError:
         return
-    keep_pictures(folder, names, allow_outside=allow_outside)
+    keep_pictures(folder, names, allow_outside=allow_outside, sources=sources)
 
 
 def make_shown_maps(folder: Path, *, allow_outside: bool = False, progress: Progress | None = None) -> tuple[int, int]:

@@ -24,8 +24,10 @@ import numpy as np
 from PIL import Image
 
 from lopsided import files
+from lopsided.data.decoding import PICTURE as SIDE
 from lopsided.data.decoding import UnreadableImageError, read_image
 from lopsided.data.images import ArrayImages, FileImages, Progress, ordered_map
+from lopsided.data.prepare import Sources
 from lopsided.data.sources import Source
 from lopsided.data.vectors import Vectors
 from lopsided.errors import LopsidedError, RunError
@@ -33,6 +35,8 @@ from lopsided.recipe import Recipe
 from lopsided.runs.folder import Run
 
 COLUMNS = ROWS = 20
+PICTURES = "pictures.safetensors"
+_MOST_BYTES = 10_000_000
 LOSSLESS, BEST = 100, 75
 _LADDER = ((96, BEST), (64, 70), (48, 65), (40, 55), (32, 50), (24, 40), (16, 30))
 """Side in pixels and quality. If the sheets do not fit, the next step is tried."""
@@ -163,7 +167,7 @@ def _read(source: Source, row: int, side: int) -> Image.Image:
         pixels = images.pixels[row]
         return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0).copy())
     assert isinstance(images, FileImages)
-    return read_image(images.paths[row], side)
+    return images.glance(row).picture if side == SIDE else read_image(images.paths[row], side)
 
 
 def _sheets(pictures: Sequence[Image.Image | None], side: int, quality: int, workers: int) -> tuple[bytes, ...]:
@@ -184,15 +188,11 @@ def _sheet(pictures: Sequence[Image.Image | None], side: int, quality: int) -> b
     return content.getvalue()
 
 
-PICTURES = "pictures.safetensors"
-SIDE = 96
-_MOST_BYTES = 10_000_000
-
-
-def keep_pictures(folder: Path, names: Sequence[str], *, allow_outside: bool) -> int:
+def keep_pictures(folder: Path, names: Sequence[str], *, allow_outside: bool, sources: Sources | None = None) -> int:
     """Write the pictures of these images into the run folder, and return their number.
 
-    If the run has pictures already, or its images cannot be read, nothing is written.
+    ``sources`` may have the images at hand. If the run has pictures already, or its images cannot be read, nothing is
+    written.
     """
     from safetensors.numpy import save
 
@@ -200,7 +200,8 @@ def keep_pictures(folder: Path, names: Sequence[str], *, allow_outside: bool) ->
         return 0
     try:
         recipe = Run.open(folder).recipe.override(**{"data.allow_outside": allow_outside})
-        source = Source.open(recipe.data, download=False)
+        source = None if sources is None else sources.at_hand(recipe)
+        source = source or Source.open(recipe.data, download=False)
     except LopsidedError:
         return 0
     if not isinstance(source.images, FileImages):

@@ -98,14 +98,16 @@ def train_recipe(
     quiet: bool,
     ranks: Ranks | None = None,
     engine: Engine | None = None,
+    sources: Sources,
 ) -> tuple[Run, bool]:
     """Train what the changes of a recipe ask for. Return the finished run, and whether it was finished before.
 
-    Without the name of a ``recipe``, the changes and the number of images decide which one it is.
+    ``sources`` keeps the images that were listed. Without the name of a ``recipe``, the changes and the number of
+    images decide which one it is.
     """
     changes = with_full_names(changes)
     text, why = _with_reasons(ranks, lambda: _choose(recipe, out, resume, changes, quiet=quiet))
-    chosen, sources = Recipe.from_toml(text).override(**changes), Sources()
+    chosen = Recipe.from_toml(text).override(**changes)
     check_vector_fields(data or chosen.data.source, changes)
     if not resume:
         _check_split(chosen, changes)

@@ -87,7 +87,7 @@ def run_recipe(
     if told(state) != "finished":
         told(lambda: _check_early(recipe, folder))
         if opened is None:
-            opened = (sources or Sources()).open(recipe, progress, ReadableImages())
+            opened = (sources or Sources()).open(recipe, progress, ReadableImages(), cues=True)
             if reporter is not None and ranks is None:
                 folds.tell_time(recipe, opened, reporter)
         with _held(folder) if first else nullcontext():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.data.cues import cue_rows, measure_cues
+from lopsided.data.cues import cue_rows, measure_cues, seeks_cues
 from lopsided.data.images import FileImages
 from lopsided.data.inputs import Part, Prepared
 from lopsided.data.sources import Source
@@ -61,11 +61,9 @@ def cue_cautions(source: Source, train: npt.NDArray[np.int64], recipe: Recipe) -
 
     Another caution is for a class of which another camera seems to have taken a part.
 
-    Only training images are looked at. A fold leaves this to the model of all images, and the images of a scenario are
-    drawn from one collection.
+    Only training images are looked at.
     """
-    is_drawn = recipe.data.fold is not None or recipe.data.scenario is not None
-    if is_drawn or len(train) < _LEAST_CUES or isinstance(source.images, Vectors):
+    if not seeks_cues(recipe) or len(train) < _LEAST_CUES or isinstance(source.images, Vectors):
         return
     rows = train[cue_rows(source.labels[train], recipe.seed)]
     groups = None if source.groups is None else source.groups[rows]

@@ -139,14 +139,16 @@ class Source:
         workers: int = 0,
         progress: Progress | None = None,
         known: Known | None = None,
+        glances: Sequence[int] = (),
     ) -> Source:
         """Decode every image once, so that training does not fail on a broken image after an hour.
 
         Unreadable images raise an error with the first image and their number. With ``skip_unreadable`` the returned
         source omits unreadable images and lists them in its ``unreadable``. ``same_size`` also checks that all images
-        have the same size, as loading without resizing requires. Images that are ``known`` are not decoded.
+        have the same size, as loading without resizing requires. Images that are ``known`` are not decoded, except for
+        ``glances``: indices of images to keep small copies of.
         """
-        broken = self.images.unreadable(workers=workers, progress=progress, known=known)
+        broken = self.images.unreadable(workers=workers, progress=progress, known=known, glances=glances)
         if broken and not skip_unreadable:
             first = broken[0][1]
             more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
