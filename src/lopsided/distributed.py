@@ -61,6 +61,10 @@ class Ranks:
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the ranks. The sum has the same bits on all ranks."""
 
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set on any rank."""
+        return flag
+
     def gather(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         """Return the rows of all ranks, in the order of ranks. Rank r has ``sizes[r]`` rows, possibly 0."""
         return rows
@@ -109,6 +113,12 @@ class _Group(Ranks):
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             for tensor, part in zip(bucket, parts, strict=True):
                 tensor.detach().copy_(part.view(tensor.shape))
+
+    def any(self, flag: bool) -> bool:
+        """Add the flags up."""
+        number = torch.tensor([float(flag)])
+        self.sum_([number])
+        return number.item() > 0
 
     def gather(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         """Gather after padding the rows of each rank to the largest size, because all shapes must be equal."""

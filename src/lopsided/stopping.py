@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 SECONDS = 20.0
-"""How long an epoch may still take after a request. Clusters kill a process after 30 s."""
+"""How long a step may still take after a request. Clusters kill a process after 30 s."""
 
 
 class Stopping:
-    """Interrupts the process on request, at once or, inside ``saving``, when ``check`` is called or after ``SECONDS``.
+    """Interrupts the process on request: at once or, inside ``saving``, when its work is saved or after ``SECONDS``.
 
     An interrupt is a ``KeyboardInterrupt``, which releases locks. Only the main thread may make a request.
     """
@@ -23,12 +23,14 @@ class Stopping:
 
     @contextmanager
     def saving(self, possible: bool = True) -> Iterator[None]:
-        """Let a request wait inside the block, where epochs are saved, if that is ``possible``."""
+        """Let a request wait inside the block, which must look at ``requested``, if that is ``possible``."""
         self._is_saving = possible
         try:
             yield
         finally:
             self._is_saving = False
+        if self.requested:
+            raise KeyboardInterrupt
 
     def request(self) -> None:
         """Ask to stop."""
@@ -38,12 +40,13 @@ class Stopping:
         signal.signal(signal.SIGALRM, _interrupt)
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
 
-    def check(self) -> None:
-        """Interrupt the process if that was requested."""
-        if self.requested:
-            if hasattr(signal, "setitimer"):
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            raise KeyboardInterrupt
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Interrupt the process after the block, which saves its work and may take as long as it needs."""
+        if self.requested and hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        yield
+        raise KeyboardInterrupt
 
 
 def _interrupt(*_: object) -> NoReturn:

@@ -99,6 +99,13 @@ class BatchStatistics:
             for buffer, value in zip(buffers, before, strict=True):
                 buffer.copy_(value)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the running statistics of this rank, and the counts of batches before the epoch, by name."""
+        found = {f"before.{n}": count for n, count in enumerate(self._before) if count is not None}
+        for n, layer in enumerate(self.layers):
+            found |= {f"norm.{n}.{name}": buffer for name, buffer in layer.named_buffers(recurse=False)}
+        return found
+
     def _tracked(self) -> list[Tensor | None]:
         """Return the number of batches that each layer has counted so far."""
         counts = [layer.num_batches_tracked for layer in self.layers]

@@ -6,7 +6,8 @@ stage so far, and ``encoder.safetensors`` the encoder of a finished first stage.
 name were left by a killed process and are removed. A finished run keeps only the header.
 
 The state is written after the first epoch. Later it is written after an epoch only if the last write took at most a
-twentieth of the time since then. So writing stays cheap even if epochs are short.
+twentieth of the time since then. So writing stays cheap even if epochs are short. A process that is asked to stop
+finishes its step and writes the state in the middle of the epoch (``midway``).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Facts = dict[str, float | int | str | list[float | None] | None]
 
 @dataclass
 class State:
-    """The progress of a run: ``epoch`` epochs of ``stage`` are done."""
+    """The progress of a run: ``epoch`` epochs of ``stage`` are done, and ``step`` steps of the next epoch."""
 
     recipe: str
     data: str
@@ -57,6 +58,7 @@ class State:
     selection: dict[str, Any] = field(default_factory=dict)
     history: list[Facts] = field(default_factory=list)
     chosen: str | None = None
+    step: int = 0
     finished: bool = False
     seconds: float = 0.0
     steps: int | None = None
@@ -151,7 +153,8 @@ class Checkpoint:
             return "There is no checkpoint, because no folder was given."
         if self._last is None:
             return "There is no checkpoint yet."
-        after = f"after epoch {self._last.epoch} of stage {self._last.stage}"
+        step = f"step {self._last.step} after " if self._last.step else ""
+        after = f"after {step}epoch {self._last.epoch} of stage {self._last.stage}"
         return f"The last good checkpoint is {self.folder / STATE_NAME}, {after}."
 
     def _write(self, name: str, tensors: Mapping[str, Tensor], text: str) -> None:
@@ -200,6 +203,7 @@ def _odd_fields(state: State) -> Iterator[str]:
     good = {
         "stage": _STAGE.fullmatch(state.stage),
         "epoch": state.epoch >= 0,
+        "step": 0 <= state.step < 2**63,
         "history": all(_is_plain(line) for line in state.history),
         "chosen": state.chosen is None or _CHOSEN.fullmatch(state.chosen),  # It names a file that will be read.
         "seconds": 0 <= state.seconds < math.inf,
@@ -217,7 +221,9 @@ def check_course(state: State, tensors: Mapping[str, Tensor], epochs: Mapping[st
         got = f"it is in stage {state.stage}"
     elif state.epoch > epochs[state.stage]:
         got = f"it is at epoch {state.epoch!r:.40} of {epochs[state.stage]} in stage {state.stage}"
-    elif state.epoch and not tensors and not state.finished:
+    elif state.step and state.epoch == epochs[state.stage]:
+        got = f"it is in the middle of an epoch after the last one, {state.epoch}"
+    elif (state.epoch or state.step) and not tensors and not state.finished:
         got = f"it holds no weights after epoch {state.epoch}"
     elif not _is_history(state, epochs):
         got = f"its history does not match epoch {state.epoch} of stage {state.stage}"

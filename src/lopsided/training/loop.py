@@ -24,10 +24,13 @@ from lopsided.losses.deferred import first_epoch
 from lopsided.losses.objective import Objective
 from lopsided.losses.queue import FeatureQueue
 from lopsided.models.machine import evaluating, seeded
+from lopsided.models.model import all_finite
 from lopsided.recipe import Classifier, EncoderTraining
+from lopsided.stopping import STOPPING
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.batches import Batch, Indices, cut, loaded_positions, make_mixer
 from lopsided.training.checkpoint import Checkpoint, restore_training, training_tensors
+from lopsided.training.midway import Midway, midway_tensors, summed
 from lopsided.training.optimizers import make_optimizer
 from lopsided.training.reporter import Reporter
 from lopsided.training.selection import Judged
@@ -111,6 +114,10 @@ class Average:
             for name, weight in self._weights.items():
                 weight.copy_(self._kept[name])
 
+    def statistics(self) -> dict[str, Tensor]:
+        """Return the averaged running statistics by name, of which ranks may have their own during an epoch."""
+        return {f"{_PREFIX}{name}": self._kept[name] for name in self._statistics}
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the average by name, for a checkpoint."""
         return {f"{_PREFIX}{name}": value for name, value in self._kept.items()}
@@ -138,6 +145,10 @@ class EqualAverage(Average):
         self._add(1 / (step + 1))
 
 
+Pause = Callable[[int, dict[str, Tensor]], None]
+"""Saves the tensors of a loop that has done this number of steps of an epoch."""
+
+_ALONE, _SECONDS = "epoch.alone", "epoch.seconds"
 _STEPS_PER_LOOK = 20
 """Steps between two checks of the loss on an accelerator, where a check must wait. On a CPU every step is checked."""
 
@@ -205,6 +216,10 @@ class Tally:
     images: int = 0
     alone: int = 0
     """Anchors without a positive: the only sample of its class in the batch, one view, no such class in the queue."""
+    before: int = 0
+    """The steps that were done before the training was interrupted."""
+    seconds: float = 0.0
+    """The time of those steps."""
 
     def add(self, found: Found, labels: npt.NDArray[np.int64], views: int, queued: set[int]) -> None:
         """Add the result of a batch with these labels. ``queued`` holds the classes in the queue."""
@@ -264,6 +279,7 @@ class Loop:
         rho = 0.0 if settings is None else settings.sam_rho
         self._gradients = Sharpness(self._step, rho).gradients if rho else self._step.gradients
         self._look = 1 if device.type == "cpu" else _STEPS_PER_LOOK
+        self._begun: tuple[Tally, Midway] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors that the next epoch starts from, by name."""
@@ -271,25 +287,61 @@ class Loop:
         tensors |= self.average.tensors() if self.average is not None else {}
         return tensors | (self.queue.tensors() if self.queue is not None else {})
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load the result of ``tensors`` into the loop."""
+    def restore(self, tensors: Mapping[str, Tensor], index: int = 0, step: int = 0) -> None:
+        """Load the result of ``tensors`` into the loop, or what was saved after a ``step`` of the epoch ``index``."""
         restore_training(self.trained, self.optimizer, tensors)
         self.precision.restore(tensors)
         if self.average is not None:
             self.average.restore(tensors)
         if self.queue is not None:
             self.queue.restore(tensors, self.device)
+        if step:
+            batches = list(self._batches(index))
+            if step > len(batches):
+                raise ValueError(f"{step} steps of an epoch that has {len(batches)}")
+            tally = self._tally()
+            tally.images, tally.before = sum(map(len, batches[:step])), step
+            tally.alone, tally.seconds = int(tensors[_ALONE]), float(tensors[_SECONDS])
+            midway = Midway(tensors, self.ranks)
+            midway.check(self._own(tally), self.device)
+            self._begun = (tally, midway)
 
-    def epoch(self, index: int, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Train for one epoch and return its facts. ``index`` counts from 0."""
+    def _tally(self) -> Tally:
+        return Tally(torch.zeros(self.num_classes, dtype=torch.float64, device=self.device))
+
+    def _own(self, tally: Tally) -> dict[str, Tensor]:
+        """Return the tensors of which each rank has its own in the middle of an epoch."""
+        own = {summed("loss"): tally.loss} | self.statistics.tensors()
+        return own | (self.average.statistics() if self.average is not None else {})
+
+    def _pause(self, tally: Tally, step: int, seconds: float, pause: Pause) -> None:
+        """Save the state after a step, and interrupt the process."""
+        with STOPPING.interrupting():
+            now = self.tensors() | midway_tensors(self._own(tally), self.ranks, self.device)
+            now |= {_ALONE: torch.tensor(tally.alone), _SECONDS: torch.tensor(seconds, dtype=torch.float64)}
+            if all_finite(now.values()):
+                pause(step, now)
+
+    def epoch(self, index: int, checkpoint: Checkpoint, pause: Pause | None = None) -> dict[str, Any]:
+        """Train for one epoch, or what is left of it, and return its facts. ``index`` counts from 0.
+
+        If the process is asked to stop, ``pause`` gets the number of steps done and the state, and must save it.
+        """
         stage, begin = self.stage, perf_counter()
-        tally = Tally(torch.zeros(self.num_classes, dtype=torch.float64, device=self.device))
-        seen = 0
+        tally, midway = self._begun or (self._tally(), None)
+        self._begun, seen, batches = None, 0, list(self._batches(index))
         self._train_mode()
         # Each rank gets its own seed. With one seed, all ranks would use the same dropout mask for different images.
-        names = (stage.name, index) if self.ranks.size == 1 else (stage.name, index, "rank", self.ranks.rank)
+        names: tuple[str | int, ...] = (stage.name, index)
+        if self.ranks.size > 1:
+            names = (*names, "rank", self.ranks.rank)
+        if midway is not None and not midway.is_exact:
+            names = (*names, "from", tally.before)
         with seeded(self.device, self.seed, "dropout", *names), self.statistics.over_ranks():
-            for step, (batch, x) in enumerate(self._loaded(list(self._batches(index)))):
+            if midway is not None:
+                midway.restore(self._own(tally))
+                self._set_rate(index, tally.before - 1)
+            for step, (batch, x) in enumerate(self._loaded(batches[tally.before :]), start=tally.before):
                 self._set_rate(index, step)
                 self.optimizer.zero_grad(set_to_none=True)
                 queued = set() if self.queue is None else self.queue.classes()
@@ -301,6 +353,8 @@ class Loop:
                 if (step + 1) % self._look == 0:
                     self.reporter.step(self._check(tally, index, checkpoint), tally.images - seen)
                     seen = tally.images
+                    if pause is not None and (STOPPING.requested if found.stops is None else found.stops.item()):
+                        self._pause(tally, step + 1, tally.seconds + perf_counter() - begin, pause)
         self._check(tally, index, checkpoint)
         self.ranks.sum_([tally.loss])
         self.statistics.average()
@@ -308,7 +362,7 @@ class Loop:
             self.average.join(self.ranks)
         if self.average is not None and self._averaged_from is not None and index >= self._averaged_from:
             self.average.update(index - self._averaged_from)
-        return self._facts(index, tally, perf_counter() - begin)
+        return self._facts(index, tally, tally.seconds + perf_counter() - begin)
 
     @contextmanager
     def averaged(self, index: int) -> Iterator[None]:
@@ -404,7 +458,7 @@ class Loop:
             return math.nan
         first = max(len(tally.steps) - self._look, 0)
         losses = torch.stack(tally.steps[first:]).tolist()
-        for step, loss in enumerate(losses, start=first + 1):
+        for step, loss in enumerate(losses, start=tally.before + first + 1):
             if not math.isfinite(loss):
                 # A checkpoint does not help in the first step: a run that continues from it would fail again.
                 first_ever = step == 1 and not index

@@ -35,6 +35,7 @@ from lopsided.models.encoders import seeded_init
 from lopsided.models.machine import evaluating, seeded
 from lopsided.recipe import LossSettings
 from lopsided.seeds import derive_seed
+from lopsided.stopping import STOPPING
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.batches import Batch, Mix, Mixer, mirrored, partners_of
 
@@ -109,6 +110,8 @@ class Found:
     loss: Tensor
     parts: Tensor
     labels: Tensor
+    stops: Tensor | None = None
+    """How many of several ranks are asked to stop."""
 
 
 @contextmanager
@@ -189,10 +192,10 @@ class Step:
             for chunk, part in enumerate(torch.split(grad, sizes)):
                 _backward(forward(chunk), part)
         loss = parts.sum()
-        self._sum_gradients(loss)
+        stops = self._sum_gradients(loss)
         positions = torch.from_numpy(batch.positions(self.ranks.rank)).to(self.device)
         labels = whole[positions] if mix is None else torch.cat([whole[positions], whole.flip(0)[positions]])
-        return Found(loss, parts, labels)
+        return Found(loss, parts, labels, stops)
 
     def encode(
         self, batch: Batch, inputs: Tensor, chunk: int, names: tuple[str | int, ...], mix: Mix | None = None
@@ -297,18 +300,20 @@ class Step:
         others, y_others = others.reshape(-1, others.shape[-1]), y_others.repeat_interleave(views)
         return (others, y_others) if past is None else (torch.cat([others, past[0]]), torch.cat([y_others, past[1]]))
 
-    def _sum_gradients(self, loss: Tensor) -> None:
-        """Sum the gradients and the loss over all ranks."""
+    def _sum_gradients(self, loss: Tensor) -> Tensor | None:
+        """Sum the gradients and the loss over all ranks. Return how many of the ranks are asked to stop."""
         if self.ranks.size == 1:
-            return
+            return None
+        stops = torch.tensor([STOPPING.requested], dtype=torch.float32, device=self.device)
         there = torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.float32, device=self.device)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        self.ranks.sum_([*grads, there, loss])
+        self.ranks.sum_([*grads, there, loss, stops])
         if any(p.grad is None for p in self.parameters):
             # A rank without a share has no gradients. If no rank used a weight, its gradient stays None, so that the
             # optimizer skips it.
             for parameter, grad, used in zip(self.parameters, grads, there.tolist(), strict=True):
                 parameter.grad = grad if used else None
+        return stops
 
 
 def _wide(outputs: Tensor) -> Tensor:

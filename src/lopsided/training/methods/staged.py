@@ -31,13 +31,46 @@ from lopsided.models.model import all_finite
 from lopsided.recipe import Classifier, EncoderTraining, LossSettings, Recipe
 from lopsided.seeds import derive_seed
 from lopsided.stopping import STOPPING
-from lopsided.training.checkpoint import State, load_strictly, restoring
+from lopsided.training.checkpoint import Checkpoint, State, load_strictly, restoring
 from lopsided.training.finishers import FINISHERS, Finisher, SecondStage
 from lopsided.training.loop import Loop, Stage, deferred_epoch, first_kept
 from lopsided.training.methods.trainer import Trainer
 from lopsided.training.prior import carried_prior
 from lopsided.training.selection import Judged, Selection, centroid_logits, figures, probe_rows, tempered_log_loss
 from lopsided.training.step import make_objective
+
+
+class Course:
+    """The state of a stage and its best weights so far, which are written to the checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, state: State, begin: float) -> None:
+        self.checkpoint, self.state, self.begin = checkpoint, state, begin
+        self.best: dict[str, Tensor] = {}
+        self._written = state.chosen
+
+    def restore(self, *, evaluated: bool) -> None:
+        """Load the best weights that the state names."""
+        if self.state.chosen is not None:
+            self.best = self.checkpoint.load_weights(self.state.chosen)
+            if not evaluated or not all_finite(self.best.values()):
+                raise ValueError("the chosen weights were never evaluated, or are not finite")
+
+    def choose(self, stage: Stage, index: int) -> None:
+        """Take the weights after an epoch as the best ones."""
+        self.best = {key: value.detach().clone() for key, value in stage.module.state_dict().items()}
+        self.state.chosen = f"chosen-{stage.name}-{index + 1}.safetensors"
+
+    def save(self, tensors: dict[str, Tensor]) -> None:
+        """Write the state with these tensors, and the best weights if they are new."""
+        if self.state.chosen is not None and self.state.chosen != self._written:
+            self.checkpoint.save_weights(self.state.chosen, self.best)
+            self._written = self.state.chosen
+        self.checkpoint.save(self.state, tensors)
+
+    def pause(self, step: int, tensors: dict[str, Tensor]) -> None:
+        """Write the state after a step of an epoch."""
+        self.state.step, self.state.seconds = step, perf_counter() - self.begin
+        self.save(tensors)
 
 
 class StagedTrainer(Trainer):
@@ -132,23 +165,19 @@ class StagedTrainer(Trainer):
         epochs, first = stage.settings.epochs, first_kept(stage.settings)
         loop = self.loop(stage)
         selection, metric = Selection(patience=self.recipe.selection.patience), self.recipe.selection.metric
-        best: dict[str, Tensor] = {}
+        course = Course(self.checkpoint, state, self.begin)
         if tensors:
             with restoring():
-                loop.restore(tensors)
+                loop.restore(tensors, state.epoch, state.step)
                 selection = Selection.from_dict(state.selection, selection.patience, state.epoch)
-                if state.chosen is not None:
-                    best = self.checkpoint.load_weights(state.chosen)
-                    if selection.best is None or not all_finite(best.values()):
-                        raise ValueError("the chosen weights were never evaluated, or are not finite")
-        written = state.chosen
+                course.restore(evaluated=selection.best is not None)
+        state.selection = selection.to_dict()
         self.log.stage(stage.name, epochs, len(stage.sampler))
-        # Ranks would have to agree on the epoch after which they stop.
-        with STOPPING.saving(self.ranks.size == 1 and self.checkpoint.folder is not None):
+        with STOPPING.saving(self.checkpoint.folder is not None):
             while state.epoch < epochs and not selection.exhausted(state.epoch):
                 index = state.epoch
-                facts = loop.epoch(index, self.checkpoint)
-                due = self.checkpoint.due() or STOPPING.requested
+                facts = loop.epoch(index, self.checkpoint, course.pause)
+                due = self.checkpoint.due()
                 now = loop.tensors()
                 if due or stage.judge is not None or index + 1 == epochs:  # Otherwise the next loss shows it.
                     loop.check_weights(all_finite(now.values()), index, self.checkpoint)
@@ -164,19 +193,18 @@ class StagedTrainer(Trainer):
                     rows = [row for row in state.history if row["stage"] == stage.name]
                     figure = figure_of(metric, rows[first:])
                     if index >= first and selection.update(index, figure) and figure is not None:
-                        best = {key: value.detach().clone() for key, value in stage.module.state_dict().items()}
-                        state.chosen = f"chosen-{stage.name}-{index + 1}.safetensors"
-                state.epoch, state.selection = index + 1, selection.to_dict()
+                        course.choose(stage, index)
+                state.epoch, state.step, state.selection = index + 1, 0, selection.to_dict()
                 state.seconds = perf_counter() - self.begin
                 self.log.epoch(index + 1, facts)
+                if self.ranks.any(STOPPING.requested):
+                    with STOPPING.interrupting():
+                        loop.check_weights(all_finite(now.values()), index, self.checkpoint)
+                        course.save(now)
                 if due:
-                    if state.chosen not in (None, written):
-                        self.checkpoint.save_weights(state.chosen, best)
-                        written = state.chosen
-                    self.checkpoint.save(state, now)
-                STOPPING.check()
-        if best:
-            load_strictly(stage.module, best)
+                    course.save(now)
+        if course.best:
+            load_strictly(stage.module, course.best)
             value = abs(selection.best or 0.0)
             self.log.fact(notes.kept_epoch(stage.name, selection.chosen + 1, state.epoch, metric, value))
         else:
