@@ -16,6 +16,7 @@ from lopsided import cli
 from lopsided.distributed import Ranks
 from lopsided.runs.folder import Run
 from lopsided.training import loop
+from lopsided.training.checkpoint import Checkpoint
 from tiny import write_photos
 from tiny_command import SMALL, Ended, environment, names_below
 from training.ranks import together
@@ -141,3 +142,43 @@ def test_a_wrong_flag_is_said_by_the_first_rank(
     monkeypatch.setenv("RANK", rank)
     assert cli.run(["fit", "--nope"]) == 2
     assert bool(capsys.readouterr().err) == said
+
+
+TERMINATED = """
+import os, signal
+from lopsided.cli import main
+from lopsided.training import loop
+
+check, steps = loop.Loop._check, []
+
+def checked(*arguments):
+    steps.append(1)
+    if len(steps) == 4 and os.environ["STOP"] == "yes":
+        os.kill(os.getpid(), signal.SIGTERM)
+    return check(*arguments)
+
+loop.Loop._check = checked
+main()
+"""
+
+
+def test_ranks_that_are_terminated_save_the_step_and_continue_to_the_same_bytes(tmp_path: Path) -> None:
+    photos, script = write_photos(tmp_path / "photos", COUNTS), tmp_path / "terminated.py"
+    script.write_text(TERMINATED)
+
+    def launched(out: Path, *options: str, stop: str = "no") -> subprocess.CompletedProcess[str]:
+        launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+        launch += ["--rdzv-endpoint", "localhost:0", str(script), "fit", str(photos), "--out", str(out), *options]
+        variables = {**environment(), "STOP": stop}
+        return subprocess.run(launch, check=False, capture_output=True, text=True, env=variables, timeout=600)
+
+    assert launched(tmp_path / "whole", *SMALL).returncode == 0
+    stopped = launched(tmp_path / "run", *SMALL, stop="yes")
+    assert "exitcode  : 143" in stopped.stderr, stopped.stderr
+    assert not (tmp_path / "run" / ".lock").exists()
+    saved = Checkpoint(tmp_path / "run").load()
+    assert saved is not None
+    assert saved[0].step > 0
+    assert launched(tmp_path / "run", *SMALL, "--resume").returncode == 0
+    for name in ("model.safetensors", "model.json", "predictions.csv"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -106,8 +106,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit.
 
     A user error prints one line and exits with code 2, an interruption with code 130. SIGTERM, with which clusters end
-    a job, interrupts as the keyboard does, so that locks are released, but an epoch that ends soon is saved first. It
-    exits with code 143.
+    a job, interrupts as the keyboard does, so that locks are released, but a step of training is finished and saved
+    first. It exits with code 143.
     """
     signal.signal(signal.SIGTERM, _terminate)
     let_threads_sleep()
