@@ -145,10 +145,11 @@ def test_a_wrong_flag_is_said_by_the_first_rank(
 
 
 TERMINATED = """
-import os, signal
+import atexit, os, signal
 from lopsided.cli import main
 from lopsided.training import loop
 
+atexit.register(os.abort)  # As above: neither a success nor a request may end so.
 check, steps = loop.Loop._check, []
 
 def checked(*arguments):
