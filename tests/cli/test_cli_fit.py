@@ -291,10 +291,10 @@ def test_of_two_fits_that_come_to_one_folder_at_once_the_later_is_refused_and_cl
     run.mkdir()
     prepare = runs.Sources.open
 
-    def slowly(*arguments: object) -> object:
+    def slowly(*arguments: object, **named: object) -> object:
         first.enter_context(lock(run))
         (run / "recipe.toml").write_text("what the first process wrote meanwhile")
-        return prepare(*arguments)
+        return prepare(*arguments, **named)
 
     monkeypatch.setattr(runs.Sources, "open", slowly)
     with first:
