@@ -71,6 +71,34 @@ def test_copies_and_images_of_one_group_do_not_vouch_for_each_other() -> None:
     assert (bank_of(near).typicality(new) <= 0.1).mean() > 0.25, "Without groups there would be many false alarms."
 
 
+@pytest.mark.parametrize(("num", "size"), [(20, 10), (110, 3)])
+def test_groups_of_images_that_are_alike_keep_the_share_of_false_alarms(num: int, size: int) -> None:
+    generator, level = np.random.default_rng(10), 0.1
+    by_group, by_image = [], []
+    for _ in range(100):
+        known = np.repeat(features(generator, num, width=20), size, axis=0)
+        known += 0.1 * features(generator, num * size, width=20)
+        bank = bank_of(known, np.repeat(np.arange(num), size).astype(str))
+        assert bank.num_units == bank.num_groups == num
+        new = features(generator, 40, width=20)
+        by_group.append((bank.typicality(new) <= level).mean())
+        counted = replace(bank, units=np.arange(len(known), dtype=np.int32))
+        by_image.append((counted.typicality(new) <= level).mean())
+    assert 0.5 * level < np.mean(by_group) < 1.15 * level
+    assert np.mean(by_image) > np.mean(by_group), "Images of one group are not so many independent ones."
+
+
+def test_images_count_as_their_share_of_their_group() -> None:
+    known = np.zeros((4, 1), dtype=np.float32)
+    scores, units = np.array([1, 2, 3, 4], dtype=np.float32), np.array([0, 0, 0, 1], dtype=np.int32)
+    ones = np.ones(1, dtype=np.float32)
+    bank = Bank(known.astype(np.float16), 0 * ones, ones, scores, units, np.empty((0, 2), dtype=np.float32))
+    typicality = bank.typicality(np.array([[0.5], [1.5], [2.5], [3.5], [4.5]], dtype=np.float32))
+    np.testing.assert_allclose(typicality, [1, (1 + 2 / 3 + 1) / 3, (1 + 1 / 3 + 1) / 3, 2 / 3, 1 / 3])
+    assert bank.lowest == pytest.approx(1 / 3)
+    np.testing.assert_allclose(bank.usual(), [1, 1, 1, 1 / 2])
+
+
 def test_a_bank_is_bounded_and_holds_what_is_rare() -> None:
     labels = np.repeat([0, 1, 2], [MOST_SCORES, MOST_KNOWN, 40])
     rows, judged = sample_rows(labels, 0)
@@ -133,6 +161,26 @@ def test_one_odd_group_is_no_drift() -> None:
     groups = np.array([*map(str, range(19)), *["odd"] * 20])
     assert compare(bank, typicality, 0.05).is_alarm
     assert not compare(bank, typicality, 0.05, groups).is_alarm
+
+
+def test_groups_like_the_known_groups_are_no_drift_and_other_groups_are() -> None:
+    generator, by_group, by_image = np.random.default_rng(11), [], []
+
+    def groups_of(num: int, shift: float = 0.0) -> np.ndarray:
+        alike = np.repeat(features(generator, num, shift), 6, axis=0)
+        return alike + 0.05 * features(generator, len(alike))
+
+    def names(num: int) -> np.ndarray:
+        return np.repeat(np.arange(num), 6).astype(str)
+
+    for _ in range(25):
+        bank = bank_of(groups_of(30), names(30))
+        typicality = bank.typicality(groups_of(15))
+        by_group.append(compare(bank, typicality, 0.05, names(15)).p_value <= 0.2)
+        by_image.append(compare(bank, typicality, 0.05).p_value <= 0.2)
+    assert np.mean(by_group) < 0.35
+    assert np.mean(by_image) > np.mean(by_group)
+    assert compare(bank, bank.typicality(groups_of(15, shift=2.5)), 0.05, names(15)).is_alarm
 
 
 def test_copies_of_a_known_image_count_as_one() -> None:

@@ -382,6 +382,11 @@ WORDS = [
         "false alarms is an estimate.",
     ),
     (
+        notes.typicality(200, guessed=True, groups=20),
+        "Images unlike the training images are recognised by comparison with 200 of them, which are 20 groups. With so "
+        "few, the share of false alarms is an estimate.",
+    ),
+    (
         notes.no_typicality("there are no validation images"),
         "The model cannot recognise images unlike the training images: there are no validation images.",
     ),
@@ -392,8 +397,26 @@ WORDS = [
     ),
     (
         notes.unfamiliar_images(1, 1, 0.01),
-        "One image is unlike the training images. About 0.0 would be expected of 1 images like them. A new kind of "
-        "object on the same camera may not be noticed.",
+        "The image is unlike the training images. A new kind of object on the same camera may not be noticed.",
+    ),
+    (
+        notes.unfamiliar_images(0, 1, 0.01),
+        "The image is like the training images. A new kind of object on the same camera may not be noticed.",
+    ),
+    (
+        notes.unfamiliar_images(1, 60, 0.01, known=20, unit="groups"),
+        "One image is unlike the training images. About 0.6 would be expected of 60 images like them. With 20 "
+        "known groups, this is an estimate. A new kind of object on the same camera may not be noticed.",
+    ),
+    (
+        notes.unfamiliar_images(0, 60, 0.01, known=20),
+        "None of 60 images is unlike the training images. About 0.6 would be expected of 60 images like them. With 20 "
+        "known images, this is an estimate. A new kind of object on the same camera may not be noticed.",
+    ),
+    (
+        notes.level_not_reached(0.01, 0.5, 1),
+        "With 1 known image, the lowest level is 0.5 instead of 0.01: an image is marked if it is farther away than "
+        "every known image.",
     ),
     (
         notes.level_not_reached(0.001, 1 / 121, 120),

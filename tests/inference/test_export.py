@@ -286,17 +286,20 @@ def test_the_file_decides_like_the_rule_of_the_model(model: tuple, tmp_path: Pat
     assert json.loads(facts["prior"]) == [0.9, 0.1]
 
 
-@pytest.mark.parametrize("num", [(30, 12), (80, 40)])
-def test_typicality_sets_and_questions_are_exported(model: tuple, tmp_path: Path, num: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("num", "per_group"), [((30, 12), 1), ((80, 40), 1), ((80, 40), 4), ((200, 100), 3)])
+def test_typicality_sets_and_questions_are_exported(
+    model: tuple, tmp_path: Path, num: tuple[int, int], per_group: int
+) -> None:
     network, card = model
     paths = sorted(write_photos(tmp_path, dict(zip(CLASSES, num, strict=True))).rglob("*.png"))
     images = FileImages(paths).load(np.arange(len(paths)), SIZE, 3).numpy().astype(np.float32) / 255
     odd = np.stack([np.zeros((3, SIZE, SIZE), np.float32), np.ones((3, SIZE, SIZE), np.float32)])
     engine = Scorer(network, card).engine
     features = engine.features(torch.from_numpy(images))
-    codes = codes_of(None, features)
+    codes = codes_of(np.arange(len(paths)) // per_group, features)
     bank = make_bank(features, codes, features, codes, np.repeat([0, 1], num))
     assert bank is not None
+    assert bank.num_units == len(paths) // per_group
     images = np.concatenate([images, odd])
     expected = bank.typicality(engine.features(torch.from_numpy(images)))
     for name, decision in (("set", {"sets": (0.6, 0.3)}), ("ask", {"error": 0.4})):

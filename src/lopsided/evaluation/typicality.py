@@ -10,12 +10,16 @@ image a valid conformal p-value: a share of at most a of new images like the kno
 conformal prediction (Vovk, Gammerman and Shafer, 2005) the new image would also count among the neighbours of each
 known image, which could only lower the known scores. So the typicality here is never below the exact p-value.
 
+Images of one group are alike, so that ten of them say little more than one. Both numbers count groups, and each image
+counts as its share of its group (hierarchical conformal prediction; Lee, Barber and Willett, 2023). Then the p-value
+holds for an image of a new group.
+
 This holds for all images together. Those of a class with few images have few neighbours, and so low a typicality that
 the very images would be left out that matter most. So a typicality of at most ``GUARDED`` is raised, up to this value,
 to the highest probability by which an image of some class would have such a score or a higher one. Logarithms of scores
-are taken as normal, with a mean for each class and one deviation for all. With fewer than ``ENOUGH`` known images,
-ranks alone cannot reach a typicality of 0.01. There, an image that is farther away than every known image has this
-probability as its typicality.
+are taken as normal, with a mean for each class and one deviation for all, which is wider the fewer groups there are.
+With fewer than ``ENOUGH`` known groups, ranks alone cannot reach a typicality of 0.01. There, an image that is farther
+away than every known image has this probability as its typicality.
 
 The bank of known images is bounded: of more than ``MOST_KNOWN`` images, every class gives the same number as far as it
 has it, so that images of a rare class have their neighbours. Scores are compared with those of ``MOST_SCORES`` images.
@@ -26,6 +30,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,31 +79,59 @@ class Bank:
     units: npt.NDArray[np.int32]
     limits: Features
 
+    @cached_property
+    def num_units(self) -> int:
+        """The number of groups that are compared with; of images, if each is its own group."""
+        return len(np.unique(self.units))
+
+    @property
+    def num_groups(self) -> int | None:
+        """The number of groups if some have several images."""
+        return None if self.num_units == len(self.scores) else self.num_units
+
+    @property
+    def unit(self) -> str:
+        """What is counted: groups, or images if each is its own group."""
+        return "images" if self.num_groups is None else "groups"
+
     @property
     def is_guessed(self) -> bool:
         """Whether there are so few known images that low typicalities rest on an assumed distribution."""
-        return len(self.scores) < ENOUGH and len(self.limits) > 0
+        return self.num_units < ENOUGH and len(self.limits) > 0
 
     @property
     def lowest(self) -> float:
         """The lowest possible typicality: that of an image which is farther away than every known image."""
-        return TINY if self.is_guessed else 1 / (len(self.scores) + 1)
+        return TINY if self.is_guessed else 1 / (self.num_units + 1)
+
+    @cached_property
+    def weights(self) -> Floats:
+        """The share of each score in its group."""
+        return _shares(self.units)
 
     def reached(self, level: float) -> float:
-        """Return the level that the number of known images allows: ``level``, or the lowest typicality if higher."""
+        """Return the level that the number of known groups allows: ``level``, or the lowest typicality if higher."""
         return max(check_level(level), self.lowest)
 
     def typicality(self, features: Features) -> Floats:
         """Return the typicality of images with these features (n, d)."""
         scores = self._scores(features)
-        above = len(self.scores) - np.searchsorted(self.scores, scores, side="left")
-        return self._guarded((1 + above) / (len(self.scores) + 1), scores, above == 0)
+        places = np.searchsorted(self.scores, scores, side="left")
+        return self._guarded((1 + self._above[places]) / (self.num_units + 1), scores, places == len(self.scores))
 
     def usual(self) -> Floats:
-        """Return the typicality of the known images, each among the others, descending."""
-        num = len(self.scores)
-        above = num - np.searchsorted(self.scores, self.scores, side="left")
-        return self._guarded(above / num, self.scores, above == 1)
+        """Return the typicality of the known images, each among those of other groups."""
+        above = self._above[np.searchsorted(self.scores, self.scores, side="left")]
+        for unit in np.unique(self.units) if self.unit == "groups" else ():
+            rows = np.flatnonzero(self.units == unit)
+            own = len(rows) - np.searchsorted(self.scores[rows], self.scores[rows], side="left")
+            above[rows] += 1 - own / len(rows)  # Its group counts as one, like that of a new image.
+        return self._guarded(above / self.num_units, self.scores, above < 1 + TINY)
+
+    @cached_property
+    def _above(self) -> Floats:
+        """The number of groups from each place of ``scores`` on."""
+        return np.append(np.cumsum(self.weights[::-1])[::-1], 0.0)
 
     def _guarded(self, typicality: Floats, scores: Features, beyond: npt.NDArray[np.bool_]) -> Floats:
         """Return the typicality, changed where there are few images. ``beyond`` are images beyond all known ones."""
@@ -182,7 +215,7 @@ def make_bank(known: Features, related: Codes, judged: Features, judged_related:
         return None
     order = compared[np.argsort(scores[compared], kind="stable")]
     _, units = np.unique(judged_related[order, 0], return_inverse=True)
-    limits = _limits(np.log(np.maximum(scores[compared], TINY)), labels[compared])
+    limits = _limits(np.log(np.maximum(scores[compared], TINY)), labels[compared], judged_related[compared, 0])
     return Bank(bank.known, centre, spread, scores[order], units.astype(np.int32), limits)
 
 
@@ -210,14 +243,31 @@ def _mean_of_nearest(squares: Features) -> Features:
     return np.where(number > 0, total / np.maximum(number, 1), np.inf).astype(np.float32)
 
 
-def _limits(logs: Features, labels: Codes) -> Features:
-    """Return mean and deviation of a new value of each class that has at least two: the classes share a deviation."""
-    parts = [part for label in np.unique(labels) if len(part := logs[labels == label].astype(np.float64)) > 1]
+def _shares(units: npt.NDArray[np.integer[Any]]) -> Floats:
+    """Return the share of each image in its group, 1 / the number of its images."""
+    _, places, sizes = np.unique(units, return_inverse=True, return_counts=True)
+    return np.asarray(1 / sizes[places], dtype=np.float64)
+
+
+def _limits(logs: npt.NDArray[np.floating], labels: Codes, units: Codes) -> Features:
+    """Return mean and deviation of a new value of each class that has two groups: the classes share a deviation."""
+    from scipy.stats import norm as normal
+    from scipy.stats import t as student
+
+    parts, logs = [], np.asarray(logs, dtype=np.float64)
+    for label in np.unique(labels):
+        rows = labels == label
+        weights, number = _shares(units[rows]), len(np.unique(units[rows]))
+        if number > 1:
+            mean = float(weights @ logs[rows]) / number
+            parts.append((mean, float(weights @ np.square(logs[rows] - mean)), number))
     if not parts:
         return np.empty((0, 2), dtype=np.float32)
-    variance = sum(len(part) * part.var() for part in parts) / sum(len(part) - 1 for part in parts)
-    found = [[part.mean(), math.sqrt(max(variance, TINY) * (1 + 1 / len(part)))] for part in parts]
-    return np.array(found, dtype=np.float32)
+    freedom = sum(number - 1 for *_, number in parts)
+    variance = sum(squares for _, squares, _ in parts) / freedom
+    # The deviation is estimated: at the usual level, a normal value of this width is as rare as one of Student's t.
+    width = float(student.isf(LEVEL, freedom) / normal.isf(LEVEL)) * math.sqrt(max(variance, TINY))
+    return np.array([[mean, width * math.sqrt(1 + 1 / number)] for mean, _, number in parts], dtype=np.float32)
 
 
 def codes_of(groups: npt.NDArray[np.str_] | None, features: Features) -> Codes:

@@ -544,9 +544,10 @@ def quick_not_compared(error: str) -> None:
 
 
 @note("model")
-def typicality(images: int, guessed: bool) -> str:
-    """The model recognises unfamiliar images by the images that it knows."""
-    words = f"Images unlike the training images are recognised by comparison with {images:,} of them."
+def typicality(images: int, guessed: bool, groups: int | None = None) -> str:
+    """The model recognises unfamiliar images by the images that it knows, which may be in groups."""
+    grouped = "" if groups is None else f", which are {_some(groups, 'one group', 'groups')}"
+    words = f"Images unlike the training images are recognised by comparison with {images:,} of them{grouped}."
     few = " With so few, the share of false alarms is an estimate." if guessed else ""
     return words + few
 
@@ -626,20 +627,32 @@ def tracked(trackers: Sequence[str]) -> str:
 
 
 @note("run")
-def unfamiliar_images(unfamiliar: int, images: int, level: float) -> str:
-    """Images are unlike the training images."""
-    some = "One image is" if unfamiliar == 1 else f"{unfamiliar:,} of {images:,} images are"
-    return (
-        f"{some} unlike the training images. About {level * images:,.1f} would be expected of {images:,} images like "
-        "them. A new kind of object on the same camera may not be noticed."
-    )
+def unfamiliar_images(
+    unfamiliar: int, images: int, level: float, known: int | None = None, unit: str = "images"
+) -> str:
+    """Images are unlike the training images. ``known`` are those that are compared with, if so few that one guesses."""
+    blind = "A new kind of object on the same camera may not be noticed."
+    if images == 1:
+        what = "The image is unlike the training images." if unfamiliar else "The image is like the training images."
+    else:
+        some = {0: f"None of {images:,} images is", 1: "One image is"}
+        what = f"{some.get(unfamiliar, f'{unfamiliar:,} of {images:,} images are')} unlike the training images."
+        what += f" About {level * images:,.1f} would be expected of {images:,} images like them."
+    few = "" if known is None else f" With {_known(known, unit)}, this is an estimate."
+    return f"{what}{few} {blind}"
+
+
+def _known(number: int, unit: str) -> str:
+    return f"{number:,} known {unit if number != 1 else unit.removesuffix('s')}"
 
 
 @note("run")
-def level_not_reached(asked: float, level: float, images: int) -> None:
-    """With {images:,} known images, the lowest level is {level:.3g} instead of {asked:g}: an image is marked if it is
-    farther away than every known image.
-    """
+def level_not_reached(asked: float, level: float, images: int, unit: str = "images") -> str:
+    """A level is lower than the number of known images, or of their groups, allows."""
+    return (
+        f"With {_known(images, unit)}, the lowest level is {level:.3g} instead of {asked:g}: an image is marked if it "
+        "is farther away than every known image."
+    )
 
 
 @note("run")

@@ -115,8 +115,9 @@ class Familiarity:
             return
         drift = self.drift(groups)
         if self.level > self.asked:
-            yield notes.level_not_reached(self.asked, self.level, len(self.bank.scores))
-        yield notes.unfamiliar_images(drift.unfamiliar, drift.images, drift.level)
+            yield notes.level_not_reached(self.asked, self.level, self.bank.num_units, self.bank.unit)
+        known = self.bank.num_units if self.bank.is_guessed else None
+        yield notes.unfamiliar_images(drift.unfamiliar, drift.images, drift.level, known, self.bank.unit)
         if drift.is_alarm:
             yield cautions.drift(drift.unfamiliar, drift.images, drift.level, drift.p_value)
 

@@ -99,10 +99,8 @@ def _typicality(graph: Graph, features: str, bank: Bank) -> str:
     nearest = graph.add("TopK", [lengths, graph.constant(np.array([number]))], axis=1, largest=0)
     score = graph.add("ReduceMean", [nearest], axes=[1], keepdims=1)
     is_above = graph.add("Cast", [graph.add("GreaterOrEqual", [graph.constant(bank.scores), score])], to=_FLOAT)
-    above = graph.add("ReduceSum", [is_above, graph.constant(np.array([1]))], keepdims=1)
-    share = graph.add(
-        "Mul", [graph.add("Add", [above, _number(graph, 1.0)]), _number(graph, 1 / (len(bank.scores) + 1))]
-    )
+    above = graph.add("MatMul", [is_above, graph.constant(bank.weights.astype(np.float32)[:, None])])
+    share = graph.add("Mul", [graph.add("Add", [above, _number(graph, 1.0)]), _number(graph, 1 / (bank.num_units + 1))])
     if len(bank.limits):
         share = _guarded(graph, share, score, above, bank)
     return graph.add("Reshape", [share, graph.constant(np.array([-1]))])
@@ -120,7 +118,7 @@ def _guarded(graph: Graph, share: str, score: str, above: str, bank: Bank) -> st
     raised = graph.add("Where", [is_low, graph.add("Max", [share, bounded]), share])
     if not bank.is_guessed:
         return raised
-    beyond = graph.add("Less", [above, _number(graph, 0.5)])
+    beyond = graph.add("Less", [above, _number(graph, 0.5 * float(bank.weights.min()))])
     guessed = graph.add("Max", [graph.add("Min", [bounded, share]), _number(graph, TINY)])
     return graph.add("Where", [beyond, guessed, raised])
 

@@ -270,7 +270,7 @@ class FoldResults:
         part = Part(inputs, every.labels, every.groups, tuple(self.trained_digests))
         bank = known_images(Scorer(model, card), part, None, self.recipe.seed)
         if bank is not None:
-            self.log.fact(notes.typicality(len(bank.scores), bank.is_guessed))
+            self.log.fact(notes.typicality(len(bank.scores), bank.is_guessed, bank.num_groups))
         return bank
 
     def _held_out(self, model: Model, card: ModelCard) -> Any:

@@ -169,5 +169,5 @@ def familiar_images(trainer: Trainer) -> Bank | None:
     if bank is None:
         trainer.log.fact(notes.no_typicality("there are no two images of different groups to compare"))
     else:
-        trainer.log.fact(notes.typicality(len(bank.scores), bank.is_guessed))
+        trainer.log.fact(notes.typicality(len(bank.scores), bank.is_guessed, bank.num_groups))
     return bank
