@@ -81,12 +81,13 @@ def drawn_from(features: Floats) -> Draw:
 
 def table(lines: list[Line]) -> str:
     """Return the record as a table."""
-    head = "images | known groups | marked at 1 % | at 5 % | at 10 % | at 1 % by images | drift | drift, single images"
+    head = "images | known | marked at 1 % | at 5 % | at 1 % by images | drift | drift, groups not told"
     rows = []
     for line in lines:
-        names = (*(f"groups {level:g}" for level in LEVELS), "images 0.01", "drift", "single")
+        names = ("groups 0.01", "groups 0.05", "images 0.01", "drift", "single")
         shown = ["{:.1f} [{:.1f}, {:.1f}]".format(*line[name]) for name in names]
-        rows.append([line["data"], f"{line['groups']} of {line['size']}", *shown])
+        known = f"{line['groups']} images" if line["size"] == 1 else f"{line['groups']} groups of {line['size']}"
+        rows.append([line["data"], known, *shown])
     return shared.table(head, rows)
 
 

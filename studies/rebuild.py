@@ -68,6 +68,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "adapters": partial(printed, "adapters.py", "summary"),
         "fine-tune": partial(printed, "fine_tune.py", "summary"),
     },
+    "trust.md": {"false-alarms": partial(printed, "false_alarms.py", "summary")},
     "views.md": {"views": partial(printed, "views.py", "summary")},
     "recipe-tables.md": {
         name: partial(evidence, name)

@@ -17,6 +17,7 @@ from lopsided import cli
 from lopsided.errors import LopsidedError
 from lopsided.evaluation.typicality import MOST_KNOWN
 from lopsided.inference.familiar import BANK_NAME, load_bank
+from lopsided.reports.report import write_run_reports
 from lopsided.reports.run_page import shown_images
 from lopsided.runs.folder import Run
 from lopsided.runs.maps import MAPS, make_maps, read_maps
@@ -121,6 +122,34 @@ def test_evaluate_gives_metrics_with_and_without_unfamiliar_images(
     assert "familiar" not in json.loads(call("evaluate", frozen, other_photos, "--level", "0.009", "--json").out)
 
 
+def test_images_of_few_groups_are_no_drift(
+    call: Call, frozen: Path, odd: Path, other_photos: Path, tmp_path: Path
+) -> None:
+    paths = sorted([*other_photos.rglob("*.*"), *odd.iterdir()])
+    table = tmp_path / "table.csv"
+    table.write_text("path,patient\n" + "".join(f"{path},{path.parent.name}\n" for path in paths))
+    images = [table, "--allow-outside"]
+    alarm = "warning: These images differ from the training images"
+    assert alarm in call("predict", frozen, *images).err
+    for groups in (["--group", "patient"], ["--group", "parent"], ["--group-from", "{group}/*"]):
+        told = call("predict", frozen, *images, *groups)
+        assert told.code == 0
+        assert alarm not in told.err, groups
+    assert alarm in call("predict", frozen, odd, other_photos, "--group-from", "{group}.png").err
+    table.write_text("path,patient\n" + f"{paths[0]},\n")
+    for wrong, words in (
+        (["--group", "nobody"], "a table must have the columns nobody"),
+        (["--group", "patient"], "the column patient must be filled for every image"),
+        (["--group", "patient", "--group-from", "{group}_*"], "--group and --group-from both say"),
+        (["--group-from", "nobody"], "--group-from must hold {group} once"),
+        (["--group-from", "{group}-?.gif"], "every image must have a group by the pattern"),
+    ):
+        ended = call("predict", frozen, *images, *wrong)
+        assert ended.code == 2
+        assert words in ended.err
+    assert "--group must be parent, or a column of a table" in call("predict", frozen, odd, "--group", "patient").err
+
+
 @pytest.mark.parametrize("level", ["0", "1", "-0.1", "nan"])
 def test_a_level_that_is_no_share_is_refused(call: Call, frozen: Path, other_photos: Path, level: str) -> None:
     for verb in ("predict", "evaluate"):
@@ -184,6 +213,7 @@ def test_sets_and_abstention_in_predict_and_evaluate(call: Call, frozen: Path, o
     assert "ask" in {row["predicted"] for row in rows}
     ended = call("evaluate", frozen, other_photos, "--decide", "abstain:0.2", "--prevalence", "cat=0.9,dog=0.1")
     assert "A person is asked about " in ended.out
+    assert "If cat has 90 % and dog has 10 % of the images:" in ended.out
     assert "errors left" in ended.out
     for rule in ("sets:2", "abstain:0"):
         assert call("predict", frozen, other_photos, "--decide", rule).code == 2
@@ -223,6 +253,14 @@ def test_a_report_has_maps_of_mistakes_by_default(call: Call, frozen: Path, tmp_
     found = read_maps(run)
     assert found is not None
     assert set(found.names) == wanted
+    sweep = tmp_path / "sweep"
+    cell = shutil.copytree(run, sweep / "cells" / "a")
+    (sweep / "sweep.json").write_text('{"format": 1}')
+    for maps in (False, True):
+        (cell / MAPS).unlink(missing_ok=True)
+        assert write_run_reports(sweep, maps=maps).written == 1
+        assert (cell / MAPS).exists() == maps
+        assert ('class="heat"' in (cell / "report.html").read_text(encoding="utf-8")) == maps
     other = make_run(tmp_path / "other", test=(10, 10), signal=0.5)  # Without its model: no maps, and no error.
     assert call("report", other).code == 0
     assert not (other / MAPS).exists()

@@ -466,6 +466,12 @@ WORDS = [
         "These images differ from the training images (p < 0.001): 6.2% are unfamiliar instead of 1.0%, or their "
         "typicality has another distribution. The metrics of the run may not hold for them.",
     ),
+    (
+        cautions.drift(31, 500, 0.01, 0.005, ungrouped=True),
+        "These images differ from the training images (p = 0.005): 6.2% are unfamiliar instead of 1.0%, or their "
+        "typicality has another distribution. The metrics of the run may not hold for them. If they have groups, as in "
+        "training, name them with --group or --group-from.",
+    ),
     (notes.known_images(3, 9), "Compared with 3 known images of the class and 9 of other classes."),
     (notes.earlier_scores(7), "Continued: the scores of 7 images are those of an earlier call."),
     (notes.small_pool(7, 500), "The pool has only 7 images to list, fewer than --top 500."),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from lopsided.errors import RunError
+from lopsided.errors import LopsidedError, RunError
 from lopsided.reports.report import write_report
 from lopsided.reports.run_page import WORST, run_page, shown_images
 from lopsided.runs.maps import MAPS, read_maps
@@ -39,9 +41,21 @@ def test_a_page_has_the_trade_off_and_the_sets(run: Path) -> None:
     assert page.count('class="heat"') == len(shown_images(run))
     rows = read_rows(run)
     asked = np.mean([max(row.p.values()) < 0.9 for row in rows])
-    assert f"{100 * asked:.3g} %<br>" in page
+    assert re.search(rf"<td class=\"number\">{100 * asked:.1f} % \[[\d.]+, [\d.]+\] seen<br>", page)
+    assert "as stated" not in page
     assert "sets:0.95" in page
     assert "often not noticed" in page
+
+
+def test_a_page_has_the_trade_off_at_the_shares_of_the_user(run: Path) -> None:
+    counts = Counter(row.label for row in read_rows(run))
+    other, rare = (name for name, _ in counts.most_common())
+    page = run_page(run, prevalence=f"{rare}=0.004,{other}=0.996")
+    assert '<th scope="row">0.4 %, as stated</th>' in page
+    assert f"{rare} 0.4 %, as stated</li>" in page
+    assert page.count('class="whisker c1"') > 3
+    with pytest.raises(LopsidedError, match="nobody"):
+        run_page(run, prevalence=f"nobody=0.5,{other}=0.5")
 
 
 def test_a_damaged_file_of_maps_is_named(run: Path, tmp_path: Path) -> None:

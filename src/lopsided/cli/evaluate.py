@@ -25,7 +25,7 @@ from lopsided.cli.options import (
     Quiet,
     Tta,
 )
-from lopsided.cli.output import check_out, figures_table, interval, say, say_replaced, show, show_json, table
+from lopsided.cli.output import check_out, figures_table, interval, say, say_replaced, shortened, show, show_json, table
 from lopsided.cli.rules import rule_words
 from lopsided.errors import InputError
 
@@ -158,7 +158,12 @@ def _trade_off_lines(result: Mapping[str, Any]) -> list[str]:
     rows = [
         [f"{point['error']:g}", interval(point["asked"]), interval(point["errors"])] for point in result["trade_off"]
     ]
-    return [table(["abstain", "a person sees", "errors left"], rows)]
+    shares = result["trade_off_shares"] or {}
+    named = " and ".join(f"{shortened(name)} has {100 * share:.4g} %" for name, share in shares.items())
+    return [
+        *([f"If {named} of the images:"] if named else []),
+        table(["abstain", "a person sees", "errors left"], rows),
+    ]
 
 
 def _show(result: Mapping[str, Any], what: str, rule: str, out: Path | None) -> None:

@@ -18,6 +18,7 @@ from lopsided.cli.options import (
     Decide,
     Device,
     Exclude,
+    GroupFrom,
     Include,
     Json,
     PathColumn,
@@ -65,6 +66,15 @@ def predict(
     include: Include = None,
     exclude: Exclude = None,
     path_column: PathColumn = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            help="Related images: a table column, such as patient, or parent for folders. The test whether the images "
+            "differ from the training images counts groups then.",
+            show_default=False,
+        ),
+    ] = None,
+    group_from: GroupFrom = None,
     decide: Decide = None,
     prevalence: Prevalence = None,
     unfamiliar: Unfamiliar = None,
@@ -120,6 +130,7 @@ def predict(
     """
     from lopsided.data.sources.names import Patterns, Twins
     from lopsided.data.stored import ImagePath, is_address
+    from lopsided.inference.grouping import grouping
     from lopsided.inference.pool import find_images
     from lopsided.recipe.views import parse_tta
     from lopsided.runs.newest import run_and_words
@@ -128,6 +139,7 @@ def predict(
     output = _Output(out, as_json=as_json, quiet=quiet)
     if url is not None:
         here = {"--maps": maps, "--tta": tta, "--engine": engine, "--unfamiliar": unfamiliar, "--level": level}
+        here |= {"--group": group, "--group-from": group_from}
         patterns = Patterns(include or (), exclude or ())
         _predict_there(url, words, decide, prevalence, patterns, path_column, output, here)
         return
@@ -147,7 +159,8 @@ def predict(
     elsewhere = cluster_mapper(engine, run)
     pairs = Twins()
     patterns = Patterns(include or (), exclude or ())
-    tables = _list_vectors(images, patterns, elsewhere)
+    tables = _list_vectors(images, patterns, elsewhere, group)
+    group_of = grouping(images, tables, group, group_from, path_column)
     total, paths = (
         (sum(len(table.names) for table in tables), iter(list[ImagePath]()))
         if tables
@@ -159,7 +172,7 @@ def predict(
     model, card = open_model(run, device, kinds=("vector" if tables else "image",))
     card = use_views(model, card, wanted, quiet=quiet)
     use = open_use(run, card, decide, prevalence)
-    familiarity = open_familiarity(run, card, unfamiliar, level)
+    familiarity = open_familiarity(run, card, unfamiliar, level, group_of=group_of)
     _warn_of_formulas(card.classes)
     if not quiet and (decide is not None or prevalence is not None):
         say(rule_words(use.decision, card.classes))
@@ -258,7 +271,9 @@ class _Output:
         tell_facts([notes.no_bank()] if familiarity is None else familiarity.facts(), quiet=self.quiet)
 
 
-def _list_vectors(paths: Sequence[str], patterns: Patterns, elsewhere: Elsewhere | None) -> list[Listing]:
+def _list_vectors(
+    paths: Sequence[str], patterns: Patterns, elsewhere: Elsewhere | None, group: str | None
+) -> list[Listing]:
     """Return the tables of vectors among the paths; none if all are of images. Raise if there are both."""
     from lopsided.data.sources.vectors import is_vectors, list_vectors
 
@@ -266,7 +281,7 @@ def _list_vectors(paths: Sequence[str], patterns: Patterns, elsewhere: Elsewhere
     if tables and (elsewhere is not None or patterns or len(tables) < len(paths)):
         what = "--engine" if elsewhere is not None else "--include and --exclude" if patterns else "image files"
         raise InputError(f"{tables[0]} is a table of vectors, which cannot be used with {what}. Predict it alone.")
-    return [list_vectors(Path(table), None, labelled=False) for table in tables]
+    return [list_vectors(Path(table), group, labelled=False) for table in tables]
 
 
 def _mapped(

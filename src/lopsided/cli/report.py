@@ -49,6 +49,14 @@ def report(
             show_default=False,
         ),
     ] = None,
+    prevalence: Annotated[
+        str | None,
+        typer.Option(
+            help="For a run: class shares where the model is used, for example A=0.02,B=0.98. The page shows how many "
+            "images a person must see there.",
+            show_default=False,
+        ),
+    ] = None,
     runs: Annotated[bool, typer.Option("--runs", help="For a sweep: also write a page for each run.")] = False,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     allow_outside: AllowOutside = False,
@@ -72,6 +80,7 @@ def report(
       lopsided report --open
       lopsided report run
       lopsided report run --focus melanoma
+      lopsided report run --prevalence melanoma=0.02,naevus=0.98
       lopsided report run --map tsne --out for-a-friend.html --open
       lopsided report run --no-maps
       lopsided report sweep --runs
@@ -88,13 +97,22 @@ def report(
     pages = RunReports(0, ())
     if runs:
         with counter("writing pages", quiet=quiet) as progress:
-            pages = write_run_reports(folder, kind=map_kind, allow_outside=allow_outside, progress=progress)
+            pages = write_run_reports(
+                folder, kind=map_kind, allow_outside=allow_outside, maps=maps is not False, progress=progress
+            )
     if maps is not False:
         _make_maps(folder, allow_outside=allow_outside, asked=maps is True, quiet=quiet)
     page = sweep_page if of_paper else None
     with counter("making the page", quiet=quiet) as progress:
         written = write_report(
-            folder, out, kind=map_kind, allow_outside=allow_outside, focus=focus, sweep_page=page, progress=progress
+            folder,
+            out,
+            kind=map_kind,
+            allow_outside=allow_outside,
+            focus=focus,
+            prevalence=prevalence,
+            sweep_page=page,
+            progress=progress,
         )
     if as_json:
         result = {"file": str(written.path), "about": written.about, "bytes": written.num_bytes, "runs": pages.written}

@@ -305,10 +305,13 @@ def worse_source(source: str, auroc: float, by_folds: float, metric: str = "an A
 
 
 @caution("run")
-def drift(unfamiliar: int, images: int, level: float, p_value: float) -> str:
-    """New images differ from the training images."""
+def drift(unfamiliar: int, images: int, level: float, p_value: float, ungrouped: bool = False) -> str:
+    """New images differ from the training images. ``ungrouped``: the known images have groups, these may have, too."""
     shown = "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
-    return (
+    words = (
         f"These images differ from the training images ({shown}): {unfamiliar / images:.1%} are unfamiliar instead of "
         f"{level:.1%}, or their typicality has another distribution. The metrics of the run may not hold for them."
+    )
+    return (
+        f"{words} If they have groups, as in training, name them with --group or --group-from." if ungrouped else words
     )

@@ -146,6 +146,7 @@ def evaluate_model(
     if use.decision.error is not None:
         moved = None if use.shares is None else (use.shares, use.shares)
         rule["trade_off"] = trade_off(p, source.labels, source.groups, moved)
+        rule["trade_off_shares"] = None if use.shares is None else dict(zip(card.classes, use.shares, strict=True))
     seen = {}
     if familiarity is not None and typicality is not None:
         familiarity.typicality.extend(typicality.tolist())

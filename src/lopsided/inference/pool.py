@@ -53,7 +53,7 @@ def find_images(
     other = next((path for path in given if columns and not (isinstance(path, Path) and is_table(path))), None)
     if other is not None:
         raise no_columns(f"{other}, which is none", columns)
-    rows = partial(_table_paths, allow_outside=allow_outside, columns=columns, path_column=path_column or "path")
+    rows = partial(table_images, allow_outside=allow_outside, columns=columns, path_column=path_column or "path")
     number, found = 0, 0
     for path, name in _images(given, rows):
         found += 1
@@ -93,7 +93,7 @@ def _images(
             yield path, path.as_posix()
 
 
-def _table_paths(
+def table_images(
     table: Path, allow_outside: bool, columns: Sequence[str], path_column: str
 ) -> Iterator[tuple[ImagePath, str]]:
     """Yield the images of a table, row by row. Whether a file exists is found out when it is read."""

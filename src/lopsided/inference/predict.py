@@ -35,6 +35,7 @@ from lopsided.recipe.rules import parse_rule
 
 if TYPE_CHECKING:
     from lopsided.data.sources.listing import Listing
+    from lopsided.inference.grouping import Grouping
     from lopsided.inference.pool import Scores
     from lopsided.inference.scorer import Scorer
     from lopsided.models.model import ModelCard
@@ -87,19 +88,24 @@ class Summary:
 class Familiarity:
     """Marks the images that are unlike those of a bank, by a level, and remembers the typicality of all images."""
 
-    def __init__(self, bank: Bank, level: float = LEVEL, *, place: str = "mark") -> None:
+    def __init__(
+        self, bank: Bank, level: float = LEVEL, *, place: str = "mark", group_of: Grouping | None = None
+    ) -> None:
         if place not in PLACES:
             raise InputError(sentence(f"--unfamiliar must be one of {', '.join(PLACES)}", place))
         self.bank, self.asked, self.level, self.place = bank, level, bank.reached(level), place
-        self.typicality = array("d")
+        self.typicality, self.group_of, self._groups = array("d"), group_of, list[str]()
 
-    def take(self, typicality: float) -> bool:
+    def take(self, typicality: float, path: str) -> bool:
         """Remember an image. Return whether it is unfamiliar."""
         self.typicality.append(typicality)
+        if self.group_of is not None:
+            self._groups.append(self.group_of(path))
         return bool(self.bank.is_unfamiliar(np.array(typicality), self.asked))
 
     def drift(self, groups: npt.NDArray[np.str_] | None = None) -> Drift:
-        """Compare the images so far with the known ones."""
+        """Compare the images so far with the known ones. ``groups`` are those of the images, if they were not taken."""
+        groups = np.array(self._groups) if self._groups else groups
         return compare(self.bank, np.array(self.typicality), self.asked, groups)
 
     def to_dict(self, groups: npt.NDArray[np.str_] | None = None) -> dict[str, Any]:
@@ -119,7 +125,8 @@ class Familiarity:
         known = self.bank.num_units if self.bank.is_guessed else None
         yield notes.unfamiliar_images(drift.unfamiliar, drift.images, drift.level, known, self.bank.unit)
         if drift.is_alarm:
-            yield cautions.drift(drift.unfamiliar, drift.images, drift.level, drift.p_value)
+            is_told = groups is not None or bool(self._groups) or self.bank.num_groups is None
+            yield cautions.drift(drift.unfamiliar, drift.images, drift.level, drift.p_value, not is_told)
 
 
 PLACES = ("mark", "drop", "first")
@@ -240,7 +247,7 @@ class Rows:
         place = "mark"
         if self.familiarity is not None and row.typicality is not None:
             place = self.familiarity.place
-            row = row._replace(unfamiliar=self.familiarity.take(row.typicality))
+            row = row._replace(unfamiliar=self.familiarity.take(row.typicality, str(row.path)))
         if row.unfamiliar and place == "drop":
             return False
         self.write(self._waiting if place == "first" and not row.unfamiliar else self._stream, row)

@@ -9,6 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from lopsided.evaluation.calibration import HeldBack
+from lopsided.evaluation.decision import resolve
 from lopsided.evaluation.doubt import ERRORS, cross_sets, measure_sets, trade_off
 from lopsided.evaluation.sets import fit_sets, members
 from lopsided.recipe.rules import parse_rule
@@ -31,18 +32,26 @@ _FAMILIAR = (
 )
 
 
-def doubt_section(facts: Facts, judged: Judged, val: Judged | None) -> dict[str, Any]:
-    """Return the context of the section. ``val`` are images that set thresholds, if they are not the judged ones."""
+def doubt_section(facts: Facts, judged: Judged, val: Judged | None, prevalence: str | None = None) -> dict[str, Any]:
+    """Return the context of the section. ``val`` are images that set thresholds, if they are not the judged ones.
+
+    ``prevalence`` are the class shares where the model is used, such as ``rare=0.02,other=0.98``.
+    """
     p, groups = judged.p.astype(np.float64), None if judged.groups is None else np.array(judged.groups)
     rare, own = facts.minority, np.bincount(judged.y_true, minlength=len(facts.classes)) / len(judged)
     points = trade_off(p, judged.y_true, groups)
     rows = [{"share": f"{_share(own[rare])}, as here", "points": _cells(points)}]
-    stated = _stated(facts)
-    for share in sorted({*SHARES, *([] if stated is None else [stated])}):
-        wanted = np.where(np.arange(len(own)) == rare, share, own * (1 - share) / max(1 - own[rare], 1e-9))
-        moved = trade_off(p, judged.y_true, groups, (own.tolist(), wanted.tolist())) if _is_known(own) else None
-        if moved is not None:
-            rows.append({"share": _share(share), "points": _cells(moved)})
+    stated = _stated(facts, prevalence)
+    wanted = [np.where(np.arange(len(own)) == rare, share, own * (1 - share) / max(1 - own[rare], 1e-9))
+              for share in SHARES]  # fmt: skip
+    places = sorted([*wanted, *([] if stated is None else [stated])], key=lambda shares: float(shares[rare]))
+    there = None
+    for shares in places if _is_known(own) else ():
+        moved = trade_off(p, judged.y_true, groups, (facts.metrics.decision.prior, shares.tolist()))
+        word = _share(shares[rare])
+        if shares is stated:
+            there, word = moved, f"{word}, as stated"
+        rows.append({"share": word, "points": _cells(moved)})
     held = HeldBack(p, judged.y_true, groups, "out-of-fold" if facts.metrics.folds is not None else judged.split)
     fitted_on = held
     if val is not None and val.split != judged.split:
@@ -60,7 +69,8 @@ def doubt_section(facts: Facts, judged: Judged, val: Judged | None) -> dict[str,
         notes += [clean(note) for note in fitted.words(facts.classes, fitted_on.kind)[1:]]
     return {
         "words": _words(points, facts.classes[rare]),
-        "plot": _plot(points),
+        "plot": _plot([points] if there is None else [points, there]),
+        "stated": "" if stated is None or there is None else _share(stated[rare]),
         "errors": [f"{error:g}" for error in SHOWN_ERRORS],
         "rows": rows,
         "rare": clean(facts.classes[rare]),
@@ -76,10 +86,14 @@ def _is_known(shares: np.ndarray) -> bool:
     return bool((shares > 0).all())
 
 
-def _stated(facts: Facts) -> float | None:
-    """Return the share of the rarest class where the model is used, if the rule of the run states it."""
-    rule = parse_rule(facts.recipe.decision.rule)
-    return rule.values.get(facts.classes[facts.minority]) if rule.kind == "prevalence" else None
+def _stated(facts: Facts, prevalence: str | None) -> np.ndarray | None:
+    """Return the class shares where the model is used, if they are given or the rule of the run states them."""
+    rule = facts.recipe.decision.rule if prevalence is None else f"prevalence:{prevalence.removeprefix('prevalence:')}"
+    parsed = parse_rule(rule)
+    if parsed.kind != "prevalence":
+        return None
+    resolve(parsed, facts.classes, facts.metrics.decision.prior)  # Checks the names of the classes.
+    return np.array([parsed.values[name] for name in facts.classes])
 
 
 def _words(points: list[dict[str, Any]], rare: str) -> str:
@@ -94,9 +108,10 @@ def _words(points: list[dict[str, Any]], rare: str) -> str:
     )
 
 
-def _plot(points: list[dict[str, Any]]) -> Markup:
-    known = [point for point in points if point["errors"]["value"] is not None]
-    highest = max((point["errors"]["high"] for point in known), default=0.1)
+def _plot(curves: list[list[dict[str, Any]]]) -> Markup:
+    """Return the curves of the trade-off: that of these images, and that of the stated shares."""
+    known = [[point for point in points if point["errors"]["value"] is not None] for points in curves]
+    highest = max((point["errors"]["high"] for points in known for point in points), default=0.1)
     plot = svg.Plot(
         "Share of wrong decisions against the share of images that a person sees",
         (0.0, 1.0),
@@ -105,12 +120,13 @@ def _plot(points: list[dict[str, Any]]) -> Markup:
         y_label="share of the others that are wrong",
         height=300,
     )
-    plot.line([(point["asked"]["value"], point["errors"]["value"]) for point in known], "c0")
-    for point in known:
-        x, errors = point["asked"]["value"], point["errors"]
-        plot.whisker(x, errors["low"], errors["high"], "c0")
-        title = f"abstain:{point['error']:g}: a person sees {percent(x)}, {percent(errors['value'])} wrong"
-        plot.dot(x, errors["value"], "dot c0", title)
+    for style, points in zip(("c0", "c1"), known, strict=False):
+        plot.line([(point["asked"]["value"], point["errors"]["value"]) for point in points], style)
+        for point in points:
+            x, errors = point["asked"]["value"], point["errors"]
+            plot.whisker(x, errors["low"], errors["high"], style)
+            title = f"abstain:{point['error']:g}: a person sees {percent(x)}, {percent(errors['value'])} wrong"
+            plot.dot(x, errors["value"], f"dot {style}", title)
     return plot.render()
 
 
@@ -119,7 +135,7 @@ def _cells(points: list[dict[str, Any]]) -> list[dict[str, str]]:
     chosen = [point for point in points if point["error"] in SHOWN_ERRORS]
     return [
         {
-            "asked": _share(point["asked"]["value"]),
+            "asked": _interval(point["asked"]),
             "errors": NONE if point["errors"]["value"] is None else _interval(point["errors"]),
         }
         for point in chosen

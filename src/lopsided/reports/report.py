@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,12 +52,14 @@ def write_report(
     kind: str = "pca",
     allow_outside: bool = False,
     focus: str | None = None,
+    prevalence: str | None = None,
     sweep_page: Callable[[Path, Path], str] | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Write the page of a run or of a sweep, by default into its folder; ``kind`` is a run's map beside PCA.
 
-    ``focus`` is the class that the page of a run follows. ``allow_outside`` lets pictures be made of files that a run's
+    ``focus`` is the class that the page of a run follows, and ``prevalence`` are the class shares where its model is
+    used. ``allow_outside`` lets pictures be made of files that a run's
     table names outside its folder. ``sweep_page`` writes the page of a sweep from its folder and the folder that the
     page will lie in; by default it is ``arms_page``. ``progress`` receives the number of pictures of a run.
     """
@@ -68,10 +71,8 @@ def write_report(
         make = sweep_page or partial(arms_page, allow_outside=allow_outside, tell=notes.append)
         about, page = "sweep", make(path, target.parent)
     elif (path / RECIPE).is_file():
-        about, page = (
-            "run",
-            run_page(path, kind, allow_outside=allow_outside, focus=focus, progress=progress, tell=notes.append),
-        )
+        how = {"allow_outside": allow_outside, "focus": focus, "prevalence": prevalence}
+        about, page = "run", run_page(path, kind, **how, progress=progress, tell=notes.append)
     else:
         got = f"{path}, which {'is neither' if path.exists() else 'does not exist'}"
         raise RunError(sentence("FOLDER must be the folder of a run or of a sweep", got))
@@ -106,9 +107,12 @@ def write_run_reports(
     *,
     kind: str = "pca",
     allow_outside: bool = False,
+    maps: bool = True,
     progress: Progress | None = None,
 ) -> RunReports:
     """Write the page of every finished run of a sweep into its folder; one that cannot be read stops no other.
+
+    With ``maps``, they show where the model of each run looked, if it has positions and its images are there.
 
     Nothing is written into a folder that a link leads to: it may come from someone else and lie anywhere.
     """
@@ -121,6 +125,8 @@ def write_run_reports(
     for number, cell in enumerate(cells, start=1):
         try:
             _check_inside(cell)
+            with suppress(LopsidedError):  # A page without maps is better than none, and says what is missing.
+                make_shown_maps(cell, allow_outside=allow_outside) if maps else None
             write_report(cell, kind=kind, allow_outside=allow_outside)
         except LopsidedError as error:
             failed.append((cell, str(error)))

@@ -63,13 +63,14 @@ def run_page(
     *,
     allow_outside: bool = False,
     focus: str | None = None,
+    prevalence: str | None = None,
     progress: Progress | None = None,
     tell: Callable[[str], None] = lambda note: None,
 ) -> str:
     """Return the page of a finished run. ``kind`` is the feature map shown in addition to PCA.
 
     ``focus`` is the class that headline, threshold and label check follow: by default that of the model's rule if it
-    names one, otherwise the rarest class.
+    names one, otherwise the rarest class. ``prevalence`` are the class shares where the model is used.
 
     Files that a table names outside its folder become pictures only with ``allow_outside``. The recipe cannot allow
     this: a run folder from a stranger could otherwise put pictures of this machine into the page. ``tell`` gets the
@@ -93,9 +94,11 @@ def run_page(
     if facts.figures is None or split is None:
         return render("run.html.j2", data={"kind": "run"}, **context)
     most, room, kept = MOST_IMAGES, PICTURE_LIMIT, kept_pictures(folder)
+    val, figures = judged.get("val"), facts.figures
+    doubt = doubt_section(facts, judged[split], val, prevalence)
     while True:
-        val, figures = judged.get("val"), facts.figures
         pictures, data, seen = _judgement(facts, figures, judged[split], val, kind, most, room, progress, kept)
+        seen["doubt"] = doubt
         if metrics.folds is not None:
             seen["labels"] = labels_section(folder, pictures, facts)
         add_heat(folder, data, [*seen["worst"], *((seen.get("labels") or {}).get("tiles") or [])])
@@ -199,7 +202,6 @@ def _judgement(
         "narrowing": run_words.narrowing(facts, figures),
         "calibration_words": run_words.calibration_words(figures, judged),
         "calibration": run_figures.calibration_plot(judged),
-        "doubt": doubt_section(facts, judged, val),
         **threshold_context,
         **_map_context(facts, first, maps, colours),
     }

@@ -22,6 +22,7 @@ from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.typicality import LEVEL, check_level
 from lopsided.facts import notes
 from lopsided.inference.feature_cache import ReadableImages
+from lopsided.inference.grouping import Grouping
 from lopsided.inference.predict import PROBABILITY, Familiarity, Use, choose_use
 from lopsided.progress import Voice
 from lopsided.recipe import Recipe
@@ -143,10 +144,11 @@ def open_familiarity(
     level: float | None = None,
     *,
     usual: str = "mark",
+    group_of: Grouping | None = None,
 ) -> Familiarity | None:
     """Return how the model of a run recognises unfamiliar images, and what becomes of them; None if it does not.
 
-    That is an error if ``place`` or ``level`` asks for it.
+    That is an error if ``place`` or ``level`` asks for it. ``group_of`` tells the groups of the images.
     """
     from lopsided.inference.familiar import load_bank
 
@@ -154,7 +156,7 @@ def open_familiarity(
     bank = load_bank(Path(folder), card)
     if bank is None and asked:
         raise InputError(f"{notes.no_bank()} Leave out --unfamiliar and --level to use it as it is.")
-    return None if bank is None else Familiarity(bank, level, place=place or usual)
+    return None if bank is None else Familiarity(bank, level, place=place or usual, group_of=group_of)
 
 
 def held_back(folder: Path, card: ModelCard) -> HeldBack | None:

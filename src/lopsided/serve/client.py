@@ -46,7 +46,7 @@ class Far(Familiarity):
         self.place, self.asked, self.level = "mark", level, level
         self.typicality = array("d")
 
-    def take(self, typicality: float) -> bool:
+    def take(self, typicality: float, path: str) -> bool:
         """Remember an image. Return whether it is unfamiliar."""
         self.typicality.append(typicality)
         return typicality <= self.level * (1 + 1e-12)
