@@ -46,10 +46,10 @@ def doubt_section(facts: Facts, judged: Judged, val: Judged | None, prevalence: 
               for share in SHARES]  # fmt: skip
     places = sorted([*wanted, *([] if stated is None else [stated])], key=lambda shares: float(shares[rare]))
     there = None
-    for shares in places if _is_known(own) else ():
-        moved = trade_off(p, judged.y_true, groups, (facts.metrics.decision.prior, shares.tolist()))
-        word = _share(shares[rare])
-        if shares is stated:
+    for place in places if _is_known(own) else ():
+        moved = trade_off(p, judged.y_true, groups, (facts.metrics.decision.prior, place.tolist()))
+        word = _share(place[rare])
+        if place is stated:
             there, word = moved, f"{word}, as stated"
         rows.append({"share": word, "points": _cells(moved)})
     held = HeldBack(p, judged.y_true, groups, "out-of-fold" if facts.metrics.folds is not None else judged.split)

@@ -71,8 +71,16 @@ def write_report(
         make = sweep_page or partial(arms_page, allow_outside=allow_outside, tell=notes.append)
         about, page = "sweep", make(path, target.parent)
     elif (path / RECIPE).is_file():
-        how = {"allow_outside": allow_outside, "focus": focus, "prevalence": prevalence}
-        about, page = "run", run_page(path, kind, **how, progress=progress, tell=notes.append)
+        about = "run"
+        page = run_page(
+            path,
+            kind,
+            allow_outside=allow_outside,
+            focus=focus,
+            prevalence=prevalence,
+            progress=progress,
+            tell=notes.append,
+        )
     else:
         got = f"{path}, which {'is neither' if path.exists() else 'does not exist'}"
         raise RunError(sentence("FOLDER must be the folder of a run or of a sweep", got))
@@ -126,7 +134,8 @@ def write_run_reports(
         try:
             _check_inside(cell)
             with suppress(LopsidedError):  # A page without maps is better than none, and says what is missing.
-                make_shown_maps(cell, allow_outside=allow_outside) if maps else None
+                if maps:
+                    make_shown_maps(cell, allow_outside=allow_outside)
             write_report(cell, kind=kind, allow_outside=allow_outside)
         except LopsidedError as error:
             failed.append((cell, str(error)))
