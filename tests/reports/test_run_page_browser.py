@@ -228,8 +228,9 @@ def proportion_ci(hits: int, number: int) -> tuple[float, float]:
     return interval.low, interval.high
 
 
-def test_the_first_screen_shows_the_answer_and_mistakes(page_file: Path, show: Open) -> None:
-    page = show(page_file, viewport={"width": 1200, "height": 800})
+@pytest.mark.parametrize("width", [1200, 400])
+def test_the_first_screen_shows_the_answer_and_mistakes(page_file: Path, show: Open, width: int) -> None:
+    page = show(page_file, viewport={"width": width, "height": 800})
     for place in ("h1", ".headline", "#cell-gallery .tile .thumb"):
         box = page.locator(place).first.bounding_box()
         assert box is not None
