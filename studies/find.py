@@ -34,6 +34,7 @@ from sklearn.linear_model import LogisticRegression
 import shared
 from lopsided.data.decoding import decode_image
 from lopsided.data.images import FileImages
+from lopsided.data.listed import Listed
 from lopsided.data.sources import open_source
 from lopsided.data.sources.isic import CLASSES
 from lopsided.errors import DataError
@@ -161,8 +162,8 @@ def orders(case: Labelled, seed: int, folder: Path, scratch: bool) -> Iterator[t
     run = train(named_recipe("quick"), known, folder / "run")
 
     def found(run: Path, **options: Any) -> list[str]:
-        options = {"top": len(pool), **options}
-        result = find_in_pool(run, [str(unknown)], case.rare, folder / "found.csv", allow_outside=True, **options)
+        options = {"top": len(pool), "listed": Listed(allow_outside=True), **options}
+        result = find_in_pool(run, [str(unknown)], case.rare, folder / "found.csv", **options)
         result.result.journal.remove()
         return [row.path for row in result.result.rows]
 

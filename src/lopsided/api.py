@@ -206,13 +206,21 @@ class Run(folders.Run):
         quiet: bool = True,
     ) -> dict[str, Any]:
         """Return metrics with intervals on labelled images; without ``data`` on the test split of the run."""
-        from lopsided.runs.evaluate import Listing, evaluate_run
+        from lopsided.data.listed import Tested
+        from lopsided.runs.evaluate import evaluate_run
 
         evaluated = evaluate_run(
             self.folder,
             None if data is None else os.fspath(data),
             split=split,
-            listing=Listing(group, group_from, include, exclude, skip_unreadable, allow_outside),
+            listed=Tested(
+                include=include,
+                exclude=exclude,
+                allow_outside=allow_outside,
+                group=group,
+                group_from=group_from,
+                skip_unreadable=skip_unreadable,
+            ),
             decide=decide,
             prevalence=prevalence,
             tta=tta,
@@ -245,6 +253,7 @@ class Run(folders.Run):
         With ``out``, the CSV file, and the ``page`` to look through and mark next to it, are written as ``lopsided
         find`` does; an interrupted search then continues.
         """
+        from lopsided.data.listed import Listed
         from lopsided.reports.find_page import write_search
         from lopsided.runs.find import find_in_pool
 
@@ -262,7 +271,7 @@ class Run(folders.Run):
                     diverse=diverse,
                     like=_paths(like) or [],
                     prevalence=prevalence,
-                    allow_outside=allow_outside,
+                    listed=Listed(allow_outside=allow_outside),
                     device=self.device,
                     counting=counting,
                 )

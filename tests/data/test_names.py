@@ -8,6 +8,7 @@ from PIL import Image
 
 from data.conftest import MakeFolder
 from lopsided.data.describe import describe
+from lopsided.data.listed import Labelled
 from lopsided.data.sources import open_source, source_from_arrays
 from lopsided.data.sources.names import Patterns, Twins, name_cautions, nearest_name, suggest_names, twins, typos
 from lopsided.data.splits import split
@@ -154,7 +155,7 @@ def test_describe_names_typos_small_classes_and_pairs(make_folder: MakeFolder) -
     assert "Cat and cow each have only one image and cannot be tested." in facts["notes"]
     assert any(note.startswith("Classes with similar names: Cat (1 image) and cat (24).") for note in facts["notes"])
     assert any(note.startswith("12 pairs of images differ only in the suffix") for note in facts["notes"])
-    facts = describe(folder, exclude=["*.bmp", "Cat/*"])
+    facts = describe(folder, Labelled(exclude=["*.bmp", "Cat/*"]))
     assert facts["left_out"] == 13
     assert facts["classes"] == {"cat": 12, "cow": 1, "dog": 2}
     assert facts["notes"][1:] == ["cow has only one image and cannot be tested."]

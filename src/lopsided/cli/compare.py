@@ -11,7 +11,7 @@ import typer
 
 from lopsided.cli import sweeping
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.options import AllowOutside, Json, Quiet, option
+from lopsided.cli.options import AllowOutside, Json, Quiet, grouped, option
 from lopsided.cli.output import say, show, show_json
 from lopsided.cli.settings import read_arguments, read_changes
 from lopsided.cli.sweeping import CHOICE
@@ -26,7 +26,9 @@ SEEDS = 3
 """The default number of runs of each method without folds."""
 
 
+@grouped
 def compare(
+    *,
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -76,11 +78,7 @@ def compare(
             autocompletion=complete_recipe,
         ),
     ] = "from-scratch",
-    engine: sweeping.EngineName = None,
-    workers: sweeping.Workers = None,
-    threads: sweeping.Threads = None,
-    keep_models: sweeping.KeepModels = False,
-    track: sweeping.Track = None,
+    work: sweeping.Work,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -121,7 +119,7 @@ def compare(
     given = {
         "data.source": data,
         "data.scenario": wanted,
-        "track": track or None,
+        "track": work.track or None,
         "data.group": group,
         "data.allow_outside": allow_outside or None,
     }
@@ -144,10 +142,9 @@ def compare(
     source = sweeping.open_data(base)
     plan.check_recipes(len(source.classes))
     about = plan.about(source)
-    worker = sweeping.make_engine(engine, workers, threads)
     for fact in mixed_group_notes(source) if not quiet and split_rule(base, source) == "group" else ():
         say(str(fact))
-    failed = sweeping.train(plan.cells, out, worker, about=about, keep_models=keep_models, quiet=quiet)
+    failed = sweeping.train(plan.cells, out, work, about=about, quiet=quiet)
     _show(plan.compare(source.name), failed, out, as_json=as_json)
     if failed:
         raise typer.Exit(1)

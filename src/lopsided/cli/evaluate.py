@@ -9,28 +9,27 @@ from typing import Annotated, Any
 
 import typer
 
-from lopsided.cli.familiar import Level, tell_facts
-from lopsided.cli.options import (
-    AllowOutside,
-    BatchSize,
-    Decide,
-    Device,
-    Exclude,
-    GroupFrom,
-    Include,
-    Json,
-    LabelColumn,
-    PathColumn,
-    Prevalence,
-    Quiet,
-    Tta,
+from lopsided.cli.options import Applied, Json, Quiet, grouped
+from lopsided.cli.output import (
+    check_out,
+    figures_table,
+    interval,
+    rule_words,
+    say,
+    say_replaced,
+    shortened,
+    show,
+    show_json,
+    table,
+    tell_facts,
 )
-from lopsided.cli.output import check_out, figures_table, interval, say, say_replaced, shortened, show, show_json, table
-from lopsided.cli.rules import rule_words
+from lopsided.data.listed import Tested
 from lopsided.errors import InputError
 
 
+@grouped
 def evaluate(
+    *,
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -43,16 +42,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Also write the metrics to this JSON file.", show_default=False)
     ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            help="Related images: a table column, such as patient, or parent for folders. Widens the intervals.",
-            show_default=False,
-        ),
-    ] = None,
-    group_from: GroupFrom = None,
-    path_column: PathColumn = None,
-    label_column: LabelColumn = None,
+    listed: Tested,
     split: Annotated[
         str | None,
         typer.Option(
@@ -60,24 +50,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Skip images that cannot be read, and list them.")
-    ] = False,
-    allow_outside: AllowOutside = False,
-    known_classes: Annotated[
-        bool,
-        typer.Option(
-            "--known-classes", help="Leave out images of classes that the model does not have, and count them."
-        ),
-    ] = False,
-    decide: Decide = None,
-    prevalence: Prevalence = None,
-    level: Level = None,
-    tta: Tta = None,
-    batch_size: BatchSize = 64,
-    device: Device = "auto",
+    applied: Applied,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -96,7 +69,7 @@ def evaluate(
       lopsided evaluate run lesions.csv --group patient --out figures.json
     """
     from lopsided.progress import counter
-    from lopsided.runs.evaluate import Listing, evaluate_run
+    from lopsided.runs.evaluate import evaluate_run
     from lopsided.runs.newest import run_and_words
 
     run, others = run_and_words(words or (), quiet=quiet)
@@ -108,23 +81,8 @@ def evaluate(
         run,
         data,
         split=split,
-        listing=Listing(
-            group,
-            group_from,
-            include or None,
-            exclude or None,
-            skip_unreadable,
-            allow_outside,
-            path_column,
-            label_column,
-            known_classes,
-        ),
-        decide=decide,
-        prevalence=prevalence,
-        level=level,
-        tta=tta,
-        batch_size=batch_size,
-        device=device,
+        listed=listed,
+        **vars(applied),
         quiet=quiet,
         counting=partial(counter, quiet=quiet),
     )

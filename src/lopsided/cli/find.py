@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from lopsided.cli.familiar import Level, Unfamiliar
-from lopsided.cli.options import AllowOutside, Device, Exclude, Include, Json, PathColumn, Prevalence, Quiet
+from lopsided.cli.options import Device, Json, Level, Prevalence, Quiet, Unfamiliar, grouped
 from lopsided.cli.options import words as choices
-from lopsided.cli.output import StoppedError, check_out, say, say_replaced, shortened, show, show_json, tell_unreadable
+from lopsided.cli.output import (
+    StoppedError,
+    check_out,
+    say_replaced,
+    shortened,
+    show,
+    show_json,
+    tell_facts,
+    tell_unreadable,
+)
 from lopsided.cli.sweeping import Cluster, cluster_mapper
+from lopsided.data.listed import Listed
 from lopsided.errors import InputError, sentence
 
 if TYPE_CHECKING:
@@ -22,7 +31,9 @@ if TYPE_CHECKING:
     from lopsided.runs.find import Found
 
 
+@grouped
 def find(
+    *,
     words: Annotated[
         list[str],
         typer.Argument(
@@ -67,10 +78,7 @@ def find(
     unfamiliar: Unfamiliar = None,
     level: Level = None,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page to look through and mark.")] = True,
-    include: Include = None,
-    exclude: Exclude = None,
-    path_column: PathColumn = None,
-    allow_outside: AllowOutside = False,
+    listed: Listed,
     device: Device = "auto",
     engine: Cluster = None,
     quiet: Quiet = False,
@@ -100,7 +108,6 @@ def find(
       lopsided find run pool.csv --class DF --out found.csv --diverse 0.3
     """
     from lopsided import files
-    from lopsided.data.sources.names import Patterns
     from lopsided.inference.find import page_path
     from lopsided.progress import counter
     from lopsided.reports.find_page import write_search
@@ -128,9 +135,7 @@ def find(
                 prevalence=prevalence,
                 unfamiliar=unfamiliar,
                 level=level,
-                patterns=Patterns(include or (), exclude or ()),
-                allow_outside=allow_outside,
-                path_column=path_column,
+                listed=listed,
                 device=device,
                 elsewhere=elsewhere,
                 counting=counting,
@@ -158,9 +163,7 @@ def _tell(found: Found, out: Path, *, page: bool, quiet: bool, as_json: bool) ->
     from lopsided.inference.find import page_path
 
     result = found.result
-    for fact in found.facts:
-        if not quiet or fact.is_caution:
-            say(f"warning: {fact}" if fact.is_caution else str(fact))
+    tell_facts(found.facts, quiet=quiet)
     tell_unreadable(result.first_unreadable, result.unreadable, out)
     if as_json:
         facts: dict[str, Any] = {

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lopsided.cli import rules
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.options import group_from_option, option
+from lopsided.cli.options import RULES, group_from_option, option
 
 TRAIN, RUN = "What to train", "Run"
 FIELDS = {
@@ -110,7 +109,7 @@ Folds = Annotated[
         min=1,
     ),
 ]
-Decide = Annotated[str | None, option(TRAIN, rules.HELP)]
+Decide = Annotated[str | None, option(TRAIN, RULES)]
 Auto = Annotated[
     bool,
     option(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lopsided.cli.options import AllowOutside, Exclude, GroupFrom, Include, Json, LabelColumn, PathColumn, Quiet
+from lopsided.cli.options import Json, Quiet, grouped
 from lopsided.cli.output import LONGEST, say, shortened, show, show_json, table
+from lopsided.data.listed import Labelled
 from lopsided.errors import InputError
 from lopsided.progress import printable
 
@@ -99,22 +100,16 @@ def _loss_facts(loss: Loss) -> dict[str, Any]:
     return {"kind": loss.kind, "title": loss.title, **needs, "parameters": parameters}
 
 
+@grouped
 def data(
+    *,
     data: Annotated[
         str | None,
         typer.Argument(
             metavar="DATA", help="Data to describe: the name of a source, a folder or a table.", show_default=False
         ),
     ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            help="Table column of groups, or parent for folders. A group stays in one split.", show_default=False
-        ),
-    ] = None,
-    group_from: GroupFrom = None,
-    path_column: PathColumn = None,
-    label_column: LabelColumn = None,
+    listed: Labelled,
     sample: Annotated[
         Path | None,
         typer.Option(
@@ -123,9 +118,6 @@ def data(
             show_default=False,
         ),
     ] = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    allow_outside: AllowOutside = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -159,18 +151,7 @@ def data(
     from lopsided.progress import counter
 
     with counter("reading images", quiet=quiet) as progress:
-        facts = describe(
-            data,
-            group=group,
-            group_from=group_from,
-            path_column=path_column,
-            label_column=label_column,
-            allow_outside=allow_outside,
-            include=include,
-            exclude=exclude,
-            progress=progress,
-            known=ReadableImages(),
-        )
+        facts = describe(data, listed, progress=progress, known=ReadableImages())
     if as_json:
         show_json(facts)
     else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
-
-from lopsided.cli import rules
 
 
 def option(panel: str | None, text: str, *names: str, **more: Any) -> Any:
@@ -58,7 +60,13 @@ RunFolder = Annotated[
     typer.Argument(metavar="RUN", help="Folder of a finished run. Default: the newest in runs/.", show_default=False),
 ]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]
-Decide = Annotated[str | None, typer.Option(help=f"{rules.HELP} Default: the rule of the model.", show_default=False)]
+RULES = (
+    "Decision rule: balanced, plain, tuned, cost:A=10,B=1 (or cost:FILE.csv, a matrix), recall:A=0.95, "
+    "precision:A=0.5, alarms:A=100 (of 10,000 images), false-alarms:A=0.05, threshold:A=0.013, "
+    "prevalence:A=0.02,B=0.98, sets:0.95 (every class that an image may be of), or abstain:0.02 (ask a person unless "
+    "the expected error is below 2 %)."
+)
+Decide = Annotated[str | None, typer.Option(help=f"{RULES} Default: the rule of the model.", show_default=False)]
 Prevalence = Annotated[
     str | None,
     typer.Option(
@@ -76,3 +84,96 @@ Tta = Annotated[
         show_default=False,
     ),
 ]
+Unfamiliar = Annotated[
+    str | None,
+    typer.Option(
+        help="What becomes of images unlike the training images: mark (a column), drop (left out) or first (listed "
+        "before the others).",
+        show_default=False,
+        autocompletion=words("mark", "drop", "first"),
+    ),
+]
+Level = Annotated[
+    float | None,
+    typer.Option(
+        help="The share of images like the training images that may be marked as unfamiliar. Default: 0.01, one in "
+        "100.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """How a model is used on images."""
+
+    decide: str | None = None
+    prevalence: str | None = None
+    level: float | None = None
+    tta: str | None = None
+    batch_size: int = 64
+    device: str = "auto"
+
+
+_FIELDS: dict[str, Any] = {
+    "decide": Decide,
+    "prevalence": Prevalence,
+    "level": Level,
+    "tta": Tta,
+    "batch_size": BatchSize,
+    "device": Device,
+    "include": Include,
+    "exclude": Exclude,
+    "path_column": PathColumn,
+    "label_column": LabelColumn,
+    "allow_outside": AllowOutside,
+    "group": Annotated[
+        str | None,
+        typer.Option(
+            help="Related images: a table column, such as patient, or parent for folders. They stay in one split, and "
+            "intervals count them once.",
+            show_default=False,
+        ),
+    ],
+    "group_from": GroupFrom,
+    "skip_unreadable": Annotated[
+        bool, typer.Option("--skip-unreadable", help="Skip images that cannot be read, and list them.")
+    ],
+    "known_classes": Annotated[
+        bool,
+        typer.Option(
+            "--known-classes", help="Leave out images of classes that the model does not have, and count them."
+        ),
+    ],
+}
+"""The options of the fields of objects that commands take (see ``grouped``), unless an object has its own."""
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command for typer that has, instead of a parameter with a dataclass as its type, an option per field.
+
+    The annotations of the options are in ``options`` of the dataclass, or shared by all.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name not in groups:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+            continue
+        kind = groups[parameter.name]
+        own: Mapping[str, Any] = getattr(kind, "options", _FIELDS)
+        parameters += [
+            parameter.replace(name=field.name, default=field.default, annotation=own[field.name])
+            for field in fields(kind)
+        ]
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        command(**given)
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call

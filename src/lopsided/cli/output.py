@@ -12,13 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lopsided.cli.rules import rule_words
 from lopsided.errors import InputError, LopsidedError
 from lopsided.evaluation.metric_table import METRICS, decimals
 from lopsided.progress import printable
 
 if TYPE_CHECKING:
     from lopsided.data.sources.names import Twins
+    from lopsided.evaluation.decision import Decision
+    from lopsided.facts import Fact
     from lopsided.recipe import Recipe
     from lopsided.runs.folder import Run
 
@@ -295,3 +296,17 @@ def next_words(run: Run) -> list[str]:
         f"  lopsided find {folder} POOL --class {name} --out found.csv\n"
         f"  lopsided fit {data} --more marks.csv --out {folder}-2"
     ]
+
+
+def rule_words(decision: Decision, classes: Sequence[str]) -> str:
+    """Return how a model decides, with the notes on its rule."""
+    from lopsided.evaluation.decision import explain
+
+    return " ".join([explain(decision, classes), *decision.notes])
+
+
+def tell_facts(facts: Iterable[Fact], *, quiet: bool) -> None:
+    """Print facts on stderr, with ``quiet`` only cautions."""
+    for fact in facts:
+        if not quiet or fact.is_caution:
+            say(f"warning: {fact}" if fact.is_caution else str(fact))

@@ -11,34 +11,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lopsided.cli.familiar import Level, Unfamiliar, tell_facts
-from lopsided.cli.options import (
-    AllowOutside,
-    BatchSize,
-    Decide,
-    Device,
-    Exclude,
-    GroupFrom,
-    Include,
-    Json,
-    PathColumn,
-    Prevalence,
-    Quiet,
-    Tta,
-)
+from lopsided.cli.options import Applied, GroupFrom, Json, Quiet, Unfamiliar, grouped
 from lopsided.cli.output import (
     Terminal,
     check_out,
+    rule_words,
     say,
     say_replaced,
     shortened,
     show,
     show_json,
+    tell_facts,
     tell_unreadable,
     warn_of_twins,
 )
-from lopsided.cli.rules import rule_words
 from lopsided.cli.sweeping import Cluster, cluster_mapper
+from lopsided.data.listed import Listed
 from lopsided.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,7 +38,9 @@ if TYPE_CHECKING:
     from lopsided.runs.find import Elsewhere
 
 
+@grouped
 def predict(
+    *,
     words: Annotated[
         list[str],
         typer.Argument(
@@ -63,9 +53,7 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="CSV file to write. Default: standard output.", show_default=False)
     ] = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    path_column: PathColumn = None,
+    listed: Listed,
     group: Annotated[
         str | None,
         typer.Option(
@@ -75,10 +63,8 @@ def predict(
         ),
     ] = None,
     group_from: GroupFrom = None,
-    decide: Decide = None,
-    prevalence: Prevalence = None,
+    applied: Applied,
     unfamiliar: Unfamiliar = None,
-    level: Level = None,
     maps: Annotated[
         Path | None,
         typer.Option(
@@ -86,10 +72,6 @@ def predict(
             show_default=False,
         ),
     ] = None,
-    tta: Tta = None,
-    allow_outside: AllowOutside = False,
-    batch_size: BatchSize = 64,
-    device: Device = "auto",
     engine: Cluster = None,
     url: Annotated[
         str | None,
@@ -138,16 +120,15 @@ def predict(
 
     output = _Output(out, as_json=as_json, quiet=quiet)
     if url is not None:
-        here = {"--maps": maps, "--tta": tta, "--engine": engine, "--unfamiliar": unfamiliar, "--level": level}
+        here = {"--maps": maps, "--engine": engine, "--unfamiliar": unfamiliar}
         here |= {"--group": group, "--group-from": group_from}
-        patterns = Patterns(include or (), exclude or ())
-        _predict_there(url, words, decide, prevalence, patterns, path_column, output, here)
+        _predict_there(url, words, listed, applied, output, here)
         return
     run, images = run_and_words(words, quiet=quiet)
     if not images:
         raise InputError(f"Images are missing. Write lopsided predict {shlex.quote(str(run))} IMAGES.")
     output.check(images)
-    wanted = parse_tta(tta)
+    wanted = parse_tta(applied.tta)
     if wanted is not None and engine == "ray":
         raise InputError(
             "--tta cannot be used with --engine ray, whose machines use the views of the model. Remove one."
@@ -158,23 +139,28 @@ def predict(
         )
     elsewhere = cluster_mapper(engine, run)
     pairs = Twins()
-    patterns = Patterns(include or (), exclude or ())
+    patterns = Patterns(listed.include or (), listed.exclude or ())
     tables = _list_vectors(images, patterns, elsewhere, group)
-    group_of = grouping(images, tables, group, group_from, path_column)
+    group_of = grouping(images, tables, group, group_from, listed.path_column)
     total, paths = (
         (sum(len(table.names) for table in tables), iter(list[ImagePath]()))
         if tables
         else find_images(
-            images, patterns, pairs, allow_outside=allow_outside, columns=columns_of(run), path_column=path_column
+            images,
+            patterns,
+            pairs,
+            allow_outside=listed.allow_outside,
+            columns=columns_of(run),
+            path_column=listed.path_column,
         )
     )
     warn_of_twins(pairs)
-    model, card = open_model(run, device, kinds=("vector" if tables else "image",))
+    model, card = open_model(run, applied.device, kinds=("vector" if tables else "image",))
     card = use_views(model, card, wanted, quiet=quiet)
-    use = open_use(run, card, decide, prevalence)
-    familiarity = open_familiarity(run, card, unfamiliar, level, group_of=group_of)
+    use = open_use(run, card, applied.decide, applied.prevalence)
+    familiarity = open_familiarity(run, card, unfamiliar, applied.level, group_of=group_of)
     _warn_of_formulas(card.classes)
-    if not quiet and (decide is not None or prevalence is not None):
+    if not quiet and (applied.decide is not None or applied.prevalence is not None):
         say(rule_words(use.decision, card.classes))
     from lopsided.runs.find import answering
 
@@ -185,7 +171,7 @@ def predict(
         paths,
         use,
         total=total,
-        batch_size=batch_size,
+        batch_size=applied.batch_size,
         elsewhere=elsewhere,
         tables=tables,
         bank=None if familiarity is None else familiarity.bank,
@@ -195,26 +181,22 @@ def predict(
 
 
 def _predict_there(
-    url: str,
-    images: Sequence[str],
-    decide: str | None,
-    prevalence: str | None,
-    patterns: Patterns,
-    path_column: str | None,
-    output: _Output,
-    here: Mapping[str, object],
+    url: str, images: Sequence[str], listed: Listed, applied: Applied, output: _Output, here: Mapping[str, object]
 ) -> None:
     """Send images to a server. ``here`` are options that only a run of this machine has, and their values."""
+    from lopsided.data.sources.names import Patterns
     from lopsided.inference.pool import find_images
     from lopsided.recipe.rules import read_rule
     from lopsided.serve.client import Client
 
+    here = {**here, "--tta": applied.tta, "--level": applied.level}
     unused = next((name for name, value in here.items() if value is not None), None)
     if unused is not None:
         raise InputError(f"{unused} needs a run of this machine, not --url. Leave out one of the two.")
     output.check(images)
-    total, paths = find_images(images, patterns, path_column=path_column)
-    client = Client(url, read_rule(decide), prevalence)
+    patterns = Patterns(listed.include or (), listed.exclude or ())
+    total, paths = find_images(images, patterns, path_column=listed.path_column)
+    client = Client(url, read_rule(applied.decide), applied.prevalence)
     _warn_of_formulas(client.classes)
     target = Terminal() if sys.stdout.isatty() else sys.stdout
     output.write(client.answers(paths), client.classes, client.decision, client.familiarity, total, target)

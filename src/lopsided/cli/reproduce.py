@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lopsided.cli import sweeping
-from lopsided.cli.options import Json, Quiet, option, words
+from lopsided.cli.options import Json, Quiet, grouped, option, words
 from lopsided.cli.output import say, show, show_json
 from lopsided.cli.sweeping import CHOICE, PROTOCOL, WORK
 from lopsided.errors import InputError
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 TABLES_FOLDER, FIGURES_FOLDER = "tables", "figures"
 
 
+@grouped
 def reproduce(
+    *,
     table: Annotated[
         str,
         typer.Argument(
@@ -75,11 +77,7 @@ def reproduce(
         str | None,
         option(PROTOCOL, "A recipe to use instead of the paper's. The table still sets loss, scenario and seed."),
     ] = None,
-    engine: sweeping.EngineName = None,
-    workers: sweeping.Workers = None,
-    threads: sweeping.Threads = None,
-    keep_models: sweeping.KeepModels = False,
-    track: sweeping.Track = None,
+    work: sweeping.Work,
     records: Annotated[
         Path | None,
         option(
@@ -123,21 +121,20 @@ def reproduce(
         normalization=normalization,
     )
     if not quiet:
-        say_trackers(base, track or ())
-    if track:
-        base = base.override(track=track)
+        say_trackers(base, work.track or ())
+    if work.track:
+        base = base.override(track=work.track)
     plan = make_plan(table, base, scenarios=scenarios, values=values, losses=losses, runs=runs, quick=quick)
     stem = _stem(table, plan, losses=losses, preset=preset, recipe=recipe)
-    work = sweeping.Work(workers, engine, threads)
     failed: Sequence[Failure] = ()
     if records is not None:
-        _refuse_training(work, runs=runs, quick=quick, keep_models=keep_models, track=track)
+        _refuse_training(work, runs=runs, quick=quick)
         columns = "--values" if values else "--losses" if losses else ""
         comparison = _from_file(records, plan, "--scenarios" if scenarios else "", columns, quiet)
     else:
         if out is None:
             raise InputError("--out is missing. Name the folder of the sweep, such as --out sweep.")
-        source, failed = _train(plan, out, work, keep_models=keep_models, quiet=quiet)
+        source, failed = _train(plan, out, work, quiet=quiet)
         comparison = _from_sweep(out, plan, source, only_asked=bool(losses))
     written = [] if out is None else write_tables(comparison, out, stem)
     _show(comparison, written, failed, plan.left_out, out, as_json, from_records=records is not None)
@@ -145,23 +142,13 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _refuse_training(
-    work: sweeping.Work, *, runs: int | None, quick: bool, keep_models: bool, track: Sequence[str] | None
-) -> None:
+def _refuse_training(work: sweeping.Work, *, runs: int | None, quick: bool) -> None:
     """Raise an error if an option is given that has no effect on records."""
-    options = {
-        "--runs": runs,
-        "--quick": quick,
-        "--engine": work.engine,
-        "--workers": work.workers,
-        "--threads": work.threads,
-        "--keep-models": keep_models,
-        "--track": track or None,
-    }
-    sweeping.refuse(options, "is for training", "--records")
+    own = {f"--{name.replace('_', '-')}": value or None for name, value in vars(work).items()}
+    sweeping.refuse({"--runs": runs, "--quick": quick, **own}, "is for training", "--records")
 
 
-def _train(plan: Plan, out: Path, work: sweeping.Work, *, keep_models: bool, quiet: bool) -> tuple[str, list[Failure]]:
+def _train(plan: Plan, out: Path, work: sweeping.Work, *, quiet: bool) -> tuple[str, list[Failure]]:
     """Train the missing runs of the plan. Return the name of the source, and the failed cells."""
     from lopsided.paper.page import KIND
 
@@ -170,9 +157,7 @@ def _train(plan: Plan, out: Path, work: sweeping.Work, *, keep_models: bool, qui
     source = sweeping.open_data(plan.recipe).name
     if not quiet and (few := _too_few_runs(plan, source, out)):
         say(few)
-    worker = work.make()
-    failed = sweeping.train(plan.cells(), out, worker, about={"kind": KIND}, keep_models=keep_models, quiet=quiet)
-    return source, failed
+    return source, sweeping.train(plan.cells(), out, work, about={"kind": KIND}, quiet=quiet)
 
 
 def _too_few_runs(plan: Plan, source: str, out: Path) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from lopsided.cli.options import option, words
 from lopsided.cli.output import StoppedError
@@ -85,12 +86,23 @@ def refuse(options: Mapping[str, Any], what: str, other: str) -> None:
             raise InputError(f"{name} {what} and cannot be used with {other}. Remove one of the two options.")
 
 
-class Work(NamedTuple):
-    """The options of a command that say where runs are trained."""
+@dataclass(frozen=True)
+class Work:
+    """The options of a command that say how and where many runs are trained."""
 
-    workers: int | None = None
+    options: ClassVar[Mapping[str, Any]] = {
+        "engine": EngineName,
+        "workers": Workers,
+        "threads": Threads,
+        "keep_models": KeepModels,
+        "track": Track,
+    }
+
     engine: str | None = None
+    workers: int | None = None
     threads: int | None = None
+    keep_models: bool = False
+    track: Sequence[str] | None = None
 
     def make(self) -> Engine:
         """Return the engine."""
@@ -165,19 +177,19 @@ def cluster_mapper(engine: str | None, run: Path, *, keep: bool = False) -> Else
 def train(
     cells: Sequence[Recipe | Cell],
     out: Path,
-    engine: Engine,
+    work: Work,
     *,
     about: Mapping[str, Any],
-    keep_models: bool,
     quiet: bool,
 ) -> list[Failure]:
     """Train the cells that are not yet finished in a folder. Return the failed cells."""
     from lopsided.runs.sweep import run_sweep
     from lopsided.runs.view import sweep_view
 
+    engine = work.make()
     try:
         with sweep_view(quiet=quiet) as view:
-            return run_sweep(cells, out, engine=engine, view=view, keep_models=keep_models, about=about).failed
+            return run_sweep(cells, out, engine=engine, view=view, keep_models=work.keep_models, about=about).failed
     except KeyboardInterrupt:
         raise StoppedError(f"interrupted. Run the same command again to continue in {out}.") from None
 

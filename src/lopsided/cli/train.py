@@ -114,7 +114,7 @@ def fit(
             from lopsided.cli.auto import check_auto, fit_auto
 
             check_auto(recipe, changes, ranks)
-        work = Work(workers, engine)
+        work = Work(engine, workers)
         with changes.named():
             asked = {path: value for path, value in changes.values.items() if path != "data.source"}
             data = changes.values.get("data.source")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from lopsided.data.images import FileImages, Known, Progress
+from lopsided.data.listed import Labelled
 from lopsided.data.sources import Source, open_source
 from lopsided.data.sources.listing import SPLITS
 from lopsided.data.sources.names import name_cautions
 from lopsided.data.sources.source import KINDS
 from lopsided.data.vectors import Vectors
 from lopsided.recipe.words import listed
+
+_ALL = Labelled()
 
 
 def list_sources() -> list[dict[str, Any]]:
@@ -26,30 +28,14 @@ def list_sources() -> list[dict[str, Any]]:
 
 def describe(
     data: str | os.PathLike[str],
+    listed: Labelled = _ALL,
     *,
-    group: str | None = None,
-    group_from: str | None = None,
-    path_column: str | None = None,
-    label_column: str | None = None,
-    allow_outside: bool = False,
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] | None = None,
     workers: int = 0,
     progress: Progress | None = None,
     known: Known | None = None,
 ) -> dict[str, Any]:
     """Describe a source: classes, splits, groups, sizes, byte-identical images and unreadable images."""
-    source = open_source(
-        data,
-        group=group,
-        group_from=group_from,
-        path_column=path_column,
-        label_column=label_column,
-        allow_outside=allow_outside,
-        min_classes=1,
-        include=include,
-        exclude=exclude,
-    )
+    source = open_source(data, min_classes=1, **vars(listed))
     workers = workers or (os.cpu_count() or 1)
     broken = source.images.unreadable(workers=workers, progress=progress, known=known)
     rows = np.setdiff1d(np.arange(len(source)), [index for index, _ in broken])

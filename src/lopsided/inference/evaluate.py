@@ -23,6 +23,7 @@ from lopsided.recipe.rules import parse_rule
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
+    from lopsided.data.listed import Tested
     from lopsided.models.model import Model, ModelCard
 
 FAR = 1.5
@@ -30,33 +31,11 @@ FAR = 1.5
 
 
 def list_labelled(
-    data: str | os.PathLike[str],
-    *,
-    group: str | None = None,
-    group_from: str | None = None,
-    path_column: str | None = None,
-    label_column: str | None = None,
-    split: str | None = None,
-    skip_unreadable: bool = False,
-    allow_outside: bool = False,
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] | None = None,
-    columns: Sequence[str] = (),
+    data: str | os.PathLike[str], listed: Tested, *, split: str | None = None, columns: Sequence[str] = ()
 ) -> Source:
     """List labelled data without reading images. ``split`` selects one split of data that have splits."""
-    source = open_source(
-        data,
-        group=group,
-        group_from=group_from,
-        path_column=path_column,
-        label_column=label_column,
-        missing_ok=skip_unreadable,
-        allow_outside=allow_outside,
-        min_classes=1,
-        include=include,
-        exclude=exclude,
-        columns=columns,
-    )
+    asked = {name: value for name, value in vars(listed).items() if name not in ("skip_unreadable", "known_classes")}
+    source = open_source(data, missing_ok=listed.skip_unreadable, min_classes=1, columns=columns, **asked)
     if split is None:
         return source
     if source.splits is None:
@@ -69,19 +48,13 @@ def list_labelled(
 
 
 def check_labelled(
-    source: Source,
-    card: ModelCard,
-    *,
-    skip_unreadable: bool = False,
-    known_classes: bool = False,
-    workers: int = 0,
-    progress: Progress | None = None,
+    source: Source, card: ModelCard, listed: Tested, *, workers: int = 0, progress: Progress | None = None
 ) -> Source:
     """Check that labels are classes of the model and that images are readable. Return the source of the model.
 
-    With ``known_classes``, images of other classes are left out instead.
+    With ``listed.known_classes``, images of other classes are left out instead.
     """
-    if known_classes:
+    if listed.known_classes:
         known = np.array([name in card.classes for name in source.classes])
         if not known[source.labels].any():
             raise DataError(sentence(f"some labels must be classes of the model ({', '.join(card.classes)})", "none"))
@@ -96,7 +69,7 @@ def check_labelled(
     workers = workers or (os.cpu_count() or 1)
     same_size = card.image_size is None
     return source.verify(
-        skip_unreadable=skip_unreadable,
+        skip_unreadable=listed.skip_unreadable,
         same_size=same_size,
         workers=workers,
         progress=progress,

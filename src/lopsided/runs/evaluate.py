@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lopsided.data.listed import Tested
 from lopsided.data.sources.names import twins
-from lopsided.errors import InputError
 from lopsided.evaluation.decision import Decision
 from lopsided.facts import Fact, notes
 from lopsided.inference.evaluate import check_labelled, evaluate_model, list_labelled
@@ -34,29 +33,7 @@ if TYPE_CHECKING:
     from lopsided.models.model import Model, ModelCard
 
 
-@dataclass(frozen=True)
-class Listing:
-    """How labelled data are listed; the fields are arguments of ``list_labelled``, but for the last.
-
-    With ``known_classes``, images of classes that the model does not have are left out.
-    """
-
-    group: str | None = None
-    group_from: str | None = None
-    include: Sequence[str] | None = None
-    exclude: Sequence[str] | None = None
-    skip_unreadable: bool = False
-    allow_outside: bool = False
-    path_column: str | None = None
-    label_column: str | None = None
-    known_classes: bool = False
-
-    def check_unused(self) -> None:
-        """Raise if a field is set. It has no effect on the data of the run, which are opened as in its recipe."""
-        given = next((name for name, value in vars(self).items() if value), None)
-        if given is not None:
-            do = "Name the data, or leave the option out: the run's own data are opened as in its recipe."
-            raise InputError(f"--{given.replace('_', '-')} needs DATA. {do}")
+_ALL = Tested()
 
 
 @dataclass(frozen=True)
@@ -76,7 +53,7 @@ def evaluate_run(
     data: str | os.PathLike[str] | None = None,
     *,
     split: str | None = None,
-    listing: Listing | None = None,
+    listed: Tested = _ALL,
     decide: str | None = None,
     prevalence: str | None = None,
     level: float | None = None,
@@ -87,14 +64,14 @@ def evaluate_run(
     counting: Counting = lambda label: nullcontext(None),
 ) -> Evaluated:
     """Evaluate the model of a run on ``data``, or without data on a split of the run, by default test."""
-    views, listing = parse_tta(tta), listing or Listing()
+    views = parse_tta(tta)
     warnings: list[str] = []
     if data is None:
-        listing.check_unused()
+        listed.check_unused()
         split = split or "test"
         source, model, card, seed = _open_own(run, split, device, counting)
     else:
-        source, model, card, left_out = _open_data(run, data, split, listing, device, counting)
+        source, model, card, left_out = _open_data(run, data, split, listed, device, counting)
         seed = 0
         if left_out:
             warnings.append(f"{left_out:,} images of classes that the model does not have are left out.")
@@ -144,20 +121,13 @@ def _open_own(run: Path, split: str, device: str, counting: Counting) -> tuple[S
 
 
 def _open_data(
-    run: Path, data: str | os.PathLike[str], split: str | None, listing: Listing, device: str, counting: Counting
+    run: Path, data: str | os.PathLike[str], split: str | None, listed: Tested, device: str, counting: Counting
 ) -> tuple[Source, Model, ModelCard, int]:
     """Open a model and other data, and count the images of classes that the model does not have."""
-    asked = {name: value for name, value in vars(listing).items() if name != "known_classes"}
     # Before the model, whose import of torch takes seconds.
-    source = list_labelled(data, split=split, columns=columns_of(run), **asked)
+    source = list_labelled(data, listed, split=split, columns=columns_of(run))
     model, card = open_model(run, device, kinds=("image", "vector"))
-    listed = len(source)
+    number = len(source)
     with counting("checking images") as progress:
-        source = check_labelled(
-            source,
-            card,
-            skip_unreadable=listing.skip_unreadable,
-            known_classes=listing.known_classes,
-            progress=progress,
-        )
-    return source, model, card, listed - len(source) - len(source.unreadable)
+        source = check_labelled(source, card, listed, progress=progress)
+    return source, model, card, number - len(source) - len(source.unreadable)

@@ -15,6 +15,7 @@ import numpy as np
 
 from lopsided.data.columns import described
 from lopsided.data.images import Progress
+from lopsided.data.listed import Listed
 from lopsided.data.sources.listing import Listing
 from lopsided.data.sources.names import Patterns, Twins, suggest_names
 from lopsided.data.sources.vectors import is_vectors
@@ -51,6 +52,9 @@ class Found:
     facts: tuple[Fact, ...]
 
 
+_ALL = Listed()
+
+
 def find_in_pool(
     run: Path,
     pool: Sequence[str | os.PathLike[str]],
@@ -64,9 +68,7 @@ def find_in_pool(
     prevalence: str | None = None,
     unfamiliar: str | None = None,
     level: float | None = None,
-    patterns: Patterns | None = None,
-    allow_outside: bool = False,
-    path_column: str | None = None,
+    listed: Listed = _ALL,
     device: str = "auto",
     elsewhere: Elsewhere | None = None,
     counting: Counting = lambda label: nullcontext(None),
@@ -89,7 +91,12 @@ def find_in_pool(
     twins = Twins()
     columns = columns_of(run)
     listing = partial(
-        find_images, pool, patterns, allow_outside=allow_outside, columns=columns, path_column=path_column
+        find_images,
+        pool,
+        Patterns(listed.include or (), listed.exclude or ()),
+        allow_outside=listed.allow_outside,
+        columns=columns,
+        path_column=listed.path_column,
     )
     total, _ = listing(twins=twins)
     model, card = open_model(run, device)
@@ -106,8 +113,8 @@ def find_in_pool(
     known = None
     if by != "probability":
         with counting("features of known images") as count:
-            known = known_features(scorer, labelled, label, like, count, allow_outside=allow_outside)
-    named = digests_of(like, allow_outside=allow_outside)
+            known = known_features(scorer, labelled, label, like, count, allow_outside=listed.allow_outside)
+    named = digests_of(like, allow_outside=listed.allow_outside)
     scorer.known = known
     if not is_cached(total, len(card.views), card.features):
         scorer.shelves = []
@@ -122,7 +129,7 @@ def find_in_pool(
         familiarity,
     )
 
-    def listed() -> Iterator[Path]:
+    def paths_of_pool() -> Iterator[Path]:
         return (path for path in listing()[1] if isinstance(path, Path))  # There are no others, see above.
 
     def features(paths: Sequence[Path]) -> Features:
@@ -143,7 +150,7 @@ def find_in_pool(
         counting("finding") as count,
         nullcontext(here(count)) if elsewhere is None else elsewhere(known) as mapper,
     ):
-        result = search.run(listed, total, out, mapper, features=features, progress=count)
+        result = search.run(paths_of_pool, total, out, mapper, features=features, progress=count)
     facts = list(_facts(question, labelled, known, result, twins, like))
     if familiarity is None:
         facts.append(notes.no_bank())
