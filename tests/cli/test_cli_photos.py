@@ -247,3 +247,38 @@ def test_a_simple_mistake_is_found_before_heavy_imports_and_before_images_are_re
     assert ended.stdout.splitlines() == [f"{name} 2 []" for name in MISTAKES]
     assert "000.png" not in ended.stderr
     assert not (tmp_path / "run").exists()
+
+
+HANGING = """
+import os, signal, threading, time
+from lopsided.cli import main
+from lopsided.data import decoding, images
+
+waiting = threading.Event()
+
+def hang(*_):  # A decoder that asks for nothing any more.
+    waiting.set()
+    time.sleep(3600)
+
+decoding._Watched.read = hang
+os.cpu_count = lambda: 2
+threading.Thread(target=lambda: (waiting.wait(), os.kill(os.getpid(), signal.SIGINT)), daemon=True).start()
+main()
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_does_not_wait_for_a_decoder_that_cannot_be_interrupted(photos: Path, tmp_path: Path) -> None:
+    script = tmp_path / "hanging.py"
+    script.write_text(HANGING)
+    arguments = ["fit", str(photos), "--out", str(tmp_path / "run"), *SMALL]
+    ended = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+        timeout=600,
+    )
+    assert ended.returncode == 130, ended.stderr
+    assert not (tmp_path / "run" / ".lock").exists()

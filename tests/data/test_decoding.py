@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import inspect
 import io
 import json
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from queue import Queue
+from threading import Event
 
 import numpy as np
 import pytest
@@ -29,7 +32,7 @@ from lopsided.data.decoding import (
     read_image,
     walk_images,
 )
-from lopsided.data.images import FileImages
+from lopsided.data.images import FileImages, ordered_map
 from lopsided.errors import DataError
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
@@ -461,6 +464,83 @@ def test_a_large_jpeg_may_have_fewer_scans(tmp_path: Path, monkeypatch: pytest.M
     path.write_bytes(with_scans(20))
     monkeypatch.setattr(decoding, "MAX_SCANNED", 16 * 16 * 19)
     assert examine(path).error == "more than 19 scans, which would take too long to decode"
+
+
+def progressive(path: Path, side: int = 1100) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 255, (side, side), dtype=np.uint8)
+    Image.fromarray(pixels).save(path, "JPEG", progressive=True)
+    return path
+
+
+def test_an_image_that_takes_too_long_is_given_up_by_the_time_of_its_own_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, passed = progressive(tmp_path / "slow.jpg"), iter(range(0, 10**6, 10))
+    assert examine(path).error == ""
+    monkeypatch.setattr(decoding, "thread_time", lambda: next(passed))
+    assert examine(path).error == "decoding it takes more than 30 s"
+    with pytest.raises(UnreadableImageError, match="takes more than 30 s"):
+        decode_image(path, 8, 1)
+
+
+def test_a_decoder_gets_a_progressive_jpeg_in_small_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    read = decoding._Watched.read
+    monkeypatch.setattr(decoding._Watched, "read", lambda file, size=-1: sizes.append(size) or read(file, size))
+    path = progressive(tmp_path / "large.jpg")
+    assert examine(path).error == ""
+    assert sizes.count(decoding.SMALL_BLOCK) > 0.9 * path.stat().st_size / decoding.SMALL_BLOCK
+
+
+def test_an_image_in_work_is_given_up_when_nobody_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, begun, left, ended = progressive(tmp_path / "slow.jpg"), Event(), Event(), Queue[str]()
+
+    def clock() -> float:
+        begun.set()
+        assert left.wait(120)
+        return 0.0
+
+    def decode(index: int) -> None:
+        if not index:
+            assert begun.wait(120)  # The other thread decodes.
+            return
+        try:
+            decode_image(path, 8, 1)
+            ended.put("decoded")
+        except UnreadableImageError as error:
+            ended.put(error.reason)
+
+    monkeypatch.setattr(decoding, "thread_time", clock)
+    results = ordered_map(decode, range(2), workers=2)
+    next(results)
+    results.close()  # type: ignore[attr-defined]  As an interrupt does.
+    left.set()
+    assert ended.get(timeout=120) == "interrupted"
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_file_that_changes_between_hash_and_decode_gives_no_features_under_a_wrong_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    path, other = tmp_path / "image.png", tmp_path / "other.png"
+    Image.new("L", (8, 8), 50).save(path)
+    Image.new("L", (8, 8), 200).save(other)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if large:  # Such a file is read twice.
+        monkeypatch.setattr(decoding, "LARGE", 10)
+
+    def changing(found: str) -> bool:
+        assert found == digest
+        path.write_bytes(other.read_bytes())
+        return False
+
+    facts, pixels = decoding.read_pixels(path, 8, 1, changing)
+    assert facts.digest == digest
+    if large:
+        assert (facts.error, pixels) == ("its content has changed while it was read", None)
+    else:
+        assert pixels is not None
+        assert set(pixels.flat) == {50}
 
 
 @pytest.mark.parametrize("suffix", ["tif", "png"])

@@ -9,6 +9,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import warnings
 from functools import cache as cached
 from typing import Annotated, Any
@@ -112,7 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     let_threads_sleep()
     code = run(arguments, process_age())
-    if _is_rank():
+    if _is_rank() or (code in (130, 143) and _is_decoding()):
         # A normal exit was seen to end one rank in ten with SIGABRT, after success and after errors: a thread of torch
         # is still there when it is taken apart. The launcher then ended the other ranks, which were still writing.
         with contextlib.suppress(OSError):
@@ -140,6 +141,12 @@ def _terminate(number: int, _: object) -> None:
     signal.signal(number, signal.SIG_IGN)  # Cleaning up must not be interrupted.
     _terminations.append(number)
     STOPPING.request()
+
+
+def _is_decoding() -> bool:
+    """Return whether threads decode images, which a normal exit waits for. Some decoders cannot be interrupted."""
+    images = sys.modules.get("lopsided.data.images")
+    return images is not None and any(thread.name.startswith(images.DECODING) for thread in threading.enumerate())
 
 
 def _is_rank() -> bool:

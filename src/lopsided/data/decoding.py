@@ -22,17 +22,19 @@ import mmap
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from time import thread_time
+from typing import Any, BinaryIO, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
 
 from lopsided.data.dicom import SUFFIXES as DICOM_SUFFIXES
@@ -55,6 +57,13 @@ MAX_PIXELS = 89_478_485
 MAX_SCANS, MAX_SCANNED = 100, 1_500_000_000
 """Largest number of scans of a JPEG, and of scans times pixels, which take about 15 s to decode. Progressive JPEGs have
 about ten scans, each of which refines the whole image; a small file can have thousands."""
+
+MAX_SECONDS = 30.0
+"""Longest time of a processor that decoding one image may take. Decoders that read their file in pieces (JPEG, PNG,
+GIF, JPEG 2000) are stopped then, or when nobody waits for the image any more."""
+
+SMALL_BLOCK, MANY_PIXELS = 512, 1 << 20
+"""Bytes that a decoder gets at once of a progressive JPEG with many pixels, where a few bytes may be a whole scan."""
 
 LARGE = 1 << 25
 """Files of more bytes are not read into memory at once; almost no image has more."""
@@ -272,7 +281,7 @@ def _same_image(path: str | os.PathLike[str], facts: FileFacts | None) -> Iterat
 
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Return the header of an image, without decoding the image."""
-    with _opened(path) as (file, _), _opened_image(file) as image:
+    with _opened(path) as (file, _), _opened_image(file, path) as image:
         _check_pixels(path, image.size)
         return _header(image)
 
@@ -300,10 +309,12 @@ def _origin(image: Image.Image) -> tuple[str, str]:
 @contextmanager
 def _image(path: str | os.PathLike[str], file: BinaryIO) -> Iterator[Image.Image]:
     """Open the content of a file as an image that may be decoded: its size and its scans are within bounds."""
-    with _opened_image(file) as image:
+    with _opened_image(file, path) as image:
         _check_pixels(path, image.size)
-        if image.format in ("JPEG", "MPO"):
+        if isinstance(image, ImageFile.ImageFile) and image.format in ("JPEG", "MPO"):
             _check_scans(path, image.width * image.height, file)
+            if image.info.get("progressive") and image.width * image.height > MANY_PIXELS:
+                image.decodermaxblock = SMALL_BLOCK
         yield image
 
 
@@ -364,12 +375,53 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, tuple[int,
         return
     with _reading(path), open(path, "rb") as file:
         found = os.fstat(file.fileno())
-        stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-        yield io.BytesIO(file.read()) if found.st_size <= LARGE else file, stamp
+        if found.st_size <= LARGE:
+            yield io.BytesIO(file.read()), _stamp(found)
+            return
+        yield file, _stamp(found)
+        if _stamp(os.fstat(file.fileno())) != _stamp(found):
+            raise UnreadableImageError(path, "its content has changed while it was read")
 
 
-def _opened_image(file: BinaryIO) -> Image.Image:
-    return open_dicom(file, MAX_PIXELS) if is_dicom(file) else Image.open(file, formats=_formats())
+def _stamp(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _opened_image(file: BinaryIO, path: str | os.PathLike[str]) -> Image.Image:
+    if is_dicom(file):
+        return open_dicom(file, MAX_PIXELS)
+    return Image.open(cast("BinaryIO", _Watched(file, path)), formats=_formats())
+
+
+class _Watched:
+    """A file that gives its decoder no more bytes when it takes too long, or when nobody waits for the image."""
+
+    def __init__(self, file: BinaryIO, path: str | os.PathLike[str]) -> None:
+        self._file, self._path, self._end = file, path, thread_time() + MAX_SECONDS
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes."""
+        if thread_time() > self._end:
+            raise UnreadableImageError(self._path, f"decoding it takes more than {MAX_SECONDS:g} s")
+        if any(event.is_set() for event in given_up()):
+            raise UnreadableImageError(self._path, "interrupted")
+        return self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+_thread = threading.local()
+
+
+def given_up() -> tuple[threading.Event, ...]:
+    """Return the events of which any says that nobody waits for what this thread decodes."""
+    return getattr(_thread, "events", ())
+
+
+def give_up_on(*events: threading.Event) -> None:
+    """Let this thread give up the image that it decodes when one of the events is set."""
+    _thread.events = events
 
 
 def _digest(file: BinaryIO) -> str:

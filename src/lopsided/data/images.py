@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
@@ -25,6 +27,8 @@ from lopsided.data.decoding import (
     decode_image,
     examine,
     fit_image,
+    give_up_on,
+    given_up,
     hash_file,
     read_glance,
     read_header,
@@ -42,6 +46,8 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 _T = TypeVar("_T")
 _WINDOW = 256
+DECODING = "lopsided-decoding"
+"""Begin of the names of threads that decode images."""
 
 
 class Known(Protocol):
@@ -341,11 +347,20 @@ def ordered_map(function: Callable[..., _T], items: Iterable[object], workers: i
         yield from map(function, items)
         return
     rest = iter(items)
-    pool = ThreadPoolExecutor(workers)
-    try:
+    with decoding_threads(workers) as pool:
         while window := list(islice(rest, _WINDOW)):
             yield from pool.map(function, window)
-    finally:  # After an interrupt, what has not begun is not waited for.
+
+
+@contextmanager
+def decoding_threads(number: int) -> Iterator[ThreadPoolExecutor]:
+    """Start threads that decode images. What is not done when the block ends, as by an interrupt, is given up."""
+    ended = threading.Event()
+    pool = ThreadPoolExecutor(number, DECODING, initializer=give_up_on, initargs=(*given_up(), ended))
+    try:
+        yield pool
+    finally:
+        ended.set()
         pool.shutdown(wait=False, cancel_futures=True)
 
 

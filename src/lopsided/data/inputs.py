@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lopsided.data.images import Images
+from lopsided.data.images import Images, decoding_threads
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
 from lopsided.data.vectors import Numbers, Vectors
@@ -86,7 +85,7 @@ class StreamedInputs(Inputs):
 
     def batches(self, parts: Iterable[Indices]) -> Iterator[tuple[Indices, Tensor]]:
         """Yield each part with its images. The next batch is decoded ahead."""
-        with ThreadPoolExecutor(1) as pool:
+        with decoding_threads(1) as pool:
             waiting = None
             for rows in parts:
                 following = (rows, pool.submit(self.batch, rows))
