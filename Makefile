@@ -78,7 +78,7 @@ $(VENV_OLDEST)/.lopsided-stamp: PYTHONS = python3.11 python3.12 python3.13 pytho
 $(VENV_OLDEST)/.lopsided-stamp: pyproject.toml constraints-oldest.txt
 	@test -x $(VENV_OLDEST)/bin/python || { $(call make_venv,$(VENV_OLDEST)); }
 	$(VENV_OLDEST)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV_OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable ".[dev,umap]"
+	$(VENV_OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable ".[dev,notebook,umap]"
 	touch $@
 
 oldest: $(VENV_OLDEST)/.lopsided-stamp programs
