@@ -12,10 +12,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from lopsided import __version__, files
 from lopsided.errors import InputError, MissingDependencyError
+from lopsided.models.model import load_card
 from lopsided.runs import auto
 from lopsided.runs.engines import LOST, ray_engine
 from lopsided.runs.engines.ray_engine import RayEngine, train_on_node
@@ -179,6 +181,26 @@ class TestCommands:
         again = command_here("fit", "--recipe", out / "recipe.toml", "--out", tmp_path / "again")
         assert again.code == 0, again.err
         assert results_of(out) == results_of(tmp_path / "again")
+
+    @pytest.mark.filterwarnings("ignore")  # Ray Data warns of its own deprecated settings.
+    def test_columns_beside_the_images_go_with_them(
+        self, engine: tuple[str, ...], photos: Path, tmp_path: Path
+    ) -> None:
+        names = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.png"))
+        rows = [f"{name},{name[:3]},{'' if i == 7 else i % 9},{'fm'[i % 2]}\n" for i, name in enumerate(names)]
+        table = photos.parent / "pets.csv"
+        table.write_text("path,label,age,sex\n" + "".join(f"{photos.name}/{row}" for row in rows))
+        flags = ("--columns", "age,sex", "--recipe", "quick", "image_size=32", "--folds", "2", "--device", "cpu")
+        for name, place in (("here", ()), ("far", engine)):
+            ended = command_here("fit", table, *flags, "--out", tmp_path / name, *place)
+            assert ended.code == 0, ended.err
+            answers = ("--out", tmp_path / f"{name}.csv", "--quiet")
+            ended = command_here("predict", tmp_path / "here", table, *answers, *place)
+            assert ended.code == 0, ended.err
+        assert results_of(tmp_path / "far") == results_of(tmp_path / "here")
+        assert [column.name for column in load_card(tmp_path / "far").beside] == ["age", "sex"]
+        here, far = (pandas.read_csv(tmp_path / f"{name}.csv") for name in ("here", "far"))
+        pandas.testing.assert_frame_equal(far, here, atol=1e-5)
 
     def test_cells_are_child_runs_of_the_comparison_in_a_tracker(
         self, engine: tuple[str, ...], photos: Path, tmp_path: Path
