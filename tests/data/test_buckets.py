@@ -153,9 +153,11 @@ def hub(photos: Path, names: list[str], environment: pytest.MonkeyPatch) -> Iter
     ]
 
     def answer(path: str, _: object, form: dict[str, list[str]]) -> Answer:
-        """The data set, what is below a folder, what is at paths, or a file."""
+        """The data set, its history, what is below a folder, what is at paths, or a file."""
         if path in {"/api/datasets/owner/pets", "/api/datasets/owner/pets/revision/main"}:
             return {"id": "owner/pets", "sha": commit, "private": False, "tags": [], "siblings": []}
+        if path.startswith("/api/datasets/owner/pets/commits/"):
+            return [{"id": commit, "title": "pets", "date": "2026-01-01T00:00:00.000Z", "authors": [], "message": ""}]
         if below := re.fullmatch(r"/api/datasets/owner/pets/tree/\w+/?(.*)", path):
             return [entry for entry in tree if str(entry["path"]).startswith(below[1])]
         if path.startswith("/api/datasets/owner/pets/paths-info/"):

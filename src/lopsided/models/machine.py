@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -74,6 +75,8 @@ def flushed_denormals(enabled: bool) -> Iterator[None]:
     keep it; threads that already run do not change. torch cannot read the mode, so after the block the calling thread
     has torch's default, which is off.
     """
+    for kind in (np.float32, np.float64):
+        np.finfo(kind)  # numpy 1 measures the numbers when it is first asked, and would warn of this mode.
     flushed = enabled and torch.set_flush_denormal(True)
     try:
         yield

@@ -38,7 +38,7 @@ def compare_runs(old: Path, new: Path) -> dict[str, Any]:
             true,
             y_pred=each,
             classes=classes,
-            groups=groups if groups.astype(bool).any() else None,
+            groups=groups if (groups != "").any() else None,
             folds=np.unique(models, return_inverse=True)[1],
         )
         for each, models in zip(decided, folds, strict=True)
