@@ -8,9 +8,9 @@ import json
 import logging
 from typing import Annotated, Any, Literal, TypeVar
 
-import python_multipart  # noqa: F401  starlette notices only with the first form that it is missing.
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
+from python_multipart.exceptions import FormParserError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
@@ -169,10 +169,11 @@ async def _read_form(request: Request, limits: Limits) -> tuple[list[bytes], Pre
                 images.append(await value.read())
             else:
                 options[name] = value
-    except MultiPartException as error:
-        if "Too many files" in error.message:
+    except (MultiPartException, FormParserError) as error:  # Older versions of starlette pass the second on.
+        reason = str(getattr(error, "message", error)).rstrip(".")
+        if "Too many files" in reason:
             raise _too_many(limits) from None
-        raise RefusedError(400, "no_form", f"The form cannot be read: {error.message.rstrip('.')}.") from None
+        raise RefusedError(400, "no_form", f"The form cannot be read: {reason}.") from None
     except ClientDisconnect:
         raise RefusedError(400, "disconnected", "The request ended too early.") from None
     finally:
