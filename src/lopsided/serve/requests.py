@@ -9,7 +9,6 @@ import logging
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
 from python_multipart.exceptions import FormParserError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -57,7 +56,7 @@ class DecideJson(Asked):
 def _is_no_formula(name: str) -> str:
     """Return a name that a spreadsheet, which opens a table of marks, shows as it is."""
     if name[:1] in "=+-@":
-        raise PydanticCustomError("name", "a name must not begin with =, +, - or @")
+        raise ValueError("a name must not begin with =, +, - or @")
     return name
 
 
@@ -144,7 +143,8 @@ def checked(form: type[Content], content: Any) -> Content:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"][:3])[:100]
-        text = f"{where}: {first['msg']}" if where else first["msg"]
+        message = first["msg"].removeprefix("Value error, ")
+        text = f"{where}: {message}" if where else message
         raise RefusedError(422, "invalid", f"{text}.") from None
 
 
