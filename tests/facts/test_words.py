@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -599,3 +601,10 @@ def test_a_fact_has_these_words_and_stays_the_same_through_a_file(fact: Fact, wo
 
 def test_every_kind_is_in_the_table_above() -> None:
     assert set(KINDS) == {fact.kind for fact, _ in WORDS}
+
+
+def test_python_without_docstrings_has_the_words() -> None:
+    code = "from lopsided.facts import cautions; print(cautions.no_test_split())"
+    said = subprocess.run([sys.executable, "-OO", "-c", code], check=True, capture_output=True, text=True).stdout
+    assert said.strip() == str(cautions.no_test_split())
+    assert said.startswith("There is no test split")

@@ -10,8 +10,8 @@ from lopsided.facts.fact import caution
 
 
 @caution("run")
-def no_test_split() -> None:
-    """There is no test split: the run cannot estimate how well the model does on new images."""
+def no_test_split() -> str:
+    return "There is no test split: the run cannot estimate how well the model does on new images."
 
 
 @caution("run")
@@ -39,8 +39,8 @@ def unmeasured_classes(classes: Sequence[str]) -> str:
 
 
 @caution("counted")
-def no_validation_split() -> None:
-    """There is no validation split: the run keeps the weights of the last epoch, not of the best one."""
+def no_validation_split() -> str:
+    return "There is no validation split: the run keeps the weights of the last epoch, not of the best one."
 
 
 @caution("counted")
@@ -101,10 +101,12 @@ def similar_names(pairs: Sequence[Sequence[str]], counts: Mapping[str, int]) -> 
 
 
 @caution("once")
-def repeating_column(column: str, values: int, rows: int) -> None:
-    """The column {column} repeats: {values:,} values in {rows:,} rows. Are these images of one {column}, or of one
-    patient? Then the figures are too high, because such images are in training and test: use --group {column}.
-    """
+def repeating_column(column: str, values: int, rows: int) -> str:
+    return (
+        f"The column {column} repeats: {values:,} values in {rows:,} rows. Are these images of one {column}, or of "
+        "one patient? Then the figures are too high, because such images are in training and test: use --group "
+        f"{column}."
+    )
 
 
 @caution("model")
@@ -128,10 +130,11 @@ def same_stems(pairs: int, first: Sequence[str], suffix: str) -> str:
 
 
 @caution("once")
-def large_images(width: int, height: int) -> None:
-    """The images have {width:,} x {height:,} pixels and are not resized, so training is slow and needs much memory. Set
-    a size, for example image_size=224.
-    """
+def large_images(width: int, height: int) -> str:
+    return (
+        f"The images have {width:,} x {height:,} pixels and are not resized, so training is slow and needs much "
+        "memory. Set a size, for example image_size=224."
+    )
 
 
 @caution("once")
@@ -150,18 +153,19 @@ def first_pages(images: int, total: int) -> str:
 
 
 @caution("once")
-def not_cached(error: str) -> None:
-    """Features are not cached: {error}"""
+def not_cached(error: str) -> str:
+    return f"Features are not cached: {error}"
 
 
 # Training
 
 
 @caution("counted")
-def large_queue(queue: int, features: int) -> None:
-    """The queue holds up to {queue:,} features, but the training images have only {features:,}: older features of an
-    image become positives of the same image. Use a smaller queue (encoder_training.queue).
-    """
+def large_queue(queue: int, features: int) -> str:
+    return (
+        f"The queue holds up to {queue:,} features, but the training images have only {features:,}: older features of "
+        "an image become positives of the same image. Use a smaller queue (encoder_training.queue)."
+    )
 
 
 @caution("counted")
@@ -176,17 +180,19 @@ def few_positives(label: str, expected: float, learns: bool) -> str:
 
 
 @caution("counted", apart="stage")
-def falling_loss(stage: str, before: float, last: float, flag: str) -> None:
-    """The training loss of stage {stage} still fell steeply at its last epoch ({before:.4g} to {last:.4g}), so the
-    model may not be trained enough. Train for more epochs ({flag}).
-    """
+def falling_loss(stage: str, before: float, last: float, flag: str) -> str:
+    return (
+        f"The training loss of stage {stage} still fell steeply at its last epoch ({before:.4g} to {last:.4g}), so "
+        f"the model may not be trained enough. Train for more epochs ({flag})."
+    )
 
 
 @caution("counted")
-def directed_classes(alone: float, averaged: float, advice: str) -> None:
-    """The classes seem to depend on which way round the images are, which an average over views does not know: inner
-    folds give a log loss of {alone:.2f} without views, and of {averaged:.2f} with them. Use {advice}.
-    """
+def directed_classes(alone: float, averaged: float, advice: str) -> str:
+    return (
+        "The classes seem to depend on which way round the images are, which an average over views does not know: "
+        f"inner folds give a log loss of {alone:.2f} without views, and of {averaged:.2f} with them. Use {advice}."
+    )
 
 
 @caution("run")
@@ -213,18 +219,18 @@ def below_baseline(
 
 
 @caution("run", apart="tracker")
-def tracker_failed(tracker: str, error: str) -> None:
-    """The tracker {tracker} failed and is left out; the run continues without it ({error})."""
+def tracker_failed(tracker: str, error: str) -> str:
+    return f"The tracker {tracker} failed and is left out; the run continues without it ({error})."
 
 
 @caution("run")
-def trackers_not_found_again(error: str) -> None:
-    """The run will not be found again by its trackers ({error})."""
+def trackers_not_found_again(error: str) -> str:
+    return f"The run will not be found again by its trackers ({error})."
 
 
 @caution("run")
-def results_not_sent(error: str) -> None:
-    """The results could not be sent to the trackers ({error})."""
+def results_not_sent(error: str) -> str:
+    return f"The results could not be sent to the trackers ({error})."
 
 
 @caution("run")
@@ -238,8 +244,8 @@ def cells_not_sent(cells: int, trackers: Sequence[str]) -> str:
 
 
 @caution("run")
-def unknown_images(error: str) -> None:
-    """{error} Images that the run was trained on are not left out."""
+def unknown_images(error: str) -> str:
+    return f"{error} Images that the run was trained on are not left out."
 
 
 @caution("model", apart="label")
@@ -295,10 +301,11 @@ def odd_part(
 
 
 @caution("run")
-def worse_source(source: str, auroc: float, by_folds: float, metric: str = "an AUROC") -> None:
-    """On images of the source {source}, a model that was trained without it has {metric} of {auroc:.3f} instead of
-    {by_folds:.3f} by folds: the metrics hold for images of the known sources, not for those of a new one.
-    """
+def worse_source(source: str, auroc: float, by_folds: float, metric: str = "an AUROC") -> str:
+    return (
+        f"On images of the source {source}, a model that was trained without it has {metric} of {auroc:.3f} instead "
+        f"of {by_folds:.3f} by folds: the metrics hold for images of the known sources, not for those of a new one."
+    )
 
 
 # New images

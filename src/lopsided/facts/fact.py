@@ -68,7 +68,7 @@ class Fact:
 class Kind(Generic[P]):
     """A kind of fact. Called with values, it returns a fact; ``words`` returns the sentence for the same values."""
 
-    def __init__(self, function: Callable[P, str | None], level: Level, folds: Folds, apart: str | None) -> None:
+    def __init__(self, function: Callable[P, str], level: Level, folds: Folds, apart: str | None) -> None:
         self.level, self.folds, self.apart = level, folds, apart
         self.name, self.__doc__ = function.__name__, function.__doc__
         self._function, self._signature = function, inspect.signature(function)
@@ -84,26 +84,23 @@ class Kind(Generic[P]):
         return Fact(self.name, values)
 
     def words(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Return the sentence for these values: what the function returns, or its docstring with the values in it."""
-        words = self._function(*args, **kwargs)
-        if words is not None:
-            return words
-        return " ".join((self.__doc__ or "").split()).format(**self._signature.bind(*args, **kwargs).arguments)
+        """Return the sentence for these values."""
+        return self._function(*args, **kwargs)
 
     def key(self, fact: Fact) -> tuple[str, Any]:
         """Return what tells facts of this kind apart: a run may have one for each stage."""
         return self.name, fact.values.get(self.apart) if self.apart else None
 
 
-def note(folds: Folds, apart: str | None = None) -> Callable[[Callable[P, str | None]], Kind[P]]:
-    """Make a function into a kind of note. It returns the words, or has them as its docstring with names of values.
+def note(folds: Folds, apart: str | None = None) -> Callable[[Callable[P, str]], Kind[P]]:
+    """Make a function, which returns the words, into a kind of note.
 
     Facts with another value of ``apart`` are not merged.
     """
     return lambda words: Kind(words, "note", folds, apart)
 
 
-def caution(folds: Folds, apart: str | None = None) -> Callable[[Callable[P, str | None]], Kind[P]]:
+def caution(folds: Folds, apart: str | None = None) -> Callable[[Callable[P, str]], Kind[P]]:
     """Make a function into a kind of caution, as ``note`` does."""
     return lambda words: Kind(words, "caution", folds, apart)
 

@@ -1,4 +1,4 @@
-"""The kinds of notes: what a run decided or did. The words are the docstring or the result of each function."""
+"""The kinds of notes: what a run decided or did. Each function returns the words."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def few_by_counts(rare: int) -> str:
 
 
 @note("run")
-def recipe_by_field(recipe: str, field: str) -> None:
-    """Recipe: {recipe}, because {field} is set."""
+def recipe_by_field(recipe: str, field: str) -> str:
+    return f"Recipe: {recipe}, because {field} is set."
 
 
 @note("run")
@@ -77,10 +77,11 @@ def from_scratch_by_field(field: str) -> str:
 
 
 @note("run")
-def quick_by_encoder() -> None:
-    """Recipe: quick, because the fields of the encoder are given: a pretrained encoder that is not trained. Use
-    --recipe from-scratch to train an encoder.
-    """
+def quick_by_encoder() -> str:
+    return (
+        "Recipe: quick, because the fields of the encoder are given: a pretrained encoder that is not trained. Use "
+        "--recipe from-scratch to train an encoder."
+    )
 
 
 @note("run")
@@ -100,8 +101,10 @@ def folds_by_default(folds: int, rarest: str, images: int, test: float, seconds:
 
 
 @note("run")
-def folds_for_alarms(folds: int) -> None:
-    """{folds} folds, because images that no model was trained on must say how many false alarms a threshold gives."""
+def folds_for_alarms(folds: int) -> str:
+    return (
+        f"{folds} folds, because images that no model was trained on must say how many false alarms a threshold gives."
+    )
 
 
 @note("run")
@@ -172,8 +175,8 @@ def left_out(images: int) -> str:
 
 
 @note("once")
-def unused_validation(images: int) -> None:
-    """{images:,} images of the given val split are ignored because data.val is 0."""
+def unused_validation(images: int) -> str:
+    return f"{images:,} images of the given val split are ignored because data.val is 0."
 
 
 @note("once", apart="table")
@@ -184,20 +187,21 @@ def unlabelled_rows(table: str, marks: Mapping[str, int]) -> str:
 
 
 @note("once")
-def repeated_labels(images: int) -> None:
-    """{images:,} of the further labels are of images that are already labelled so; they are left out."""
+def repeated_labels(images: int) -> str:
+    return f"{images:,} of the further labels are of images that are already labelled so; they are left out."
 
 
 @note("once")
-def held_out_labels(images: int) -> None:
-    """{images:,} of the further labels are of held-out images or their groups; they are left out."""
+def held_out_labels(images: int) -> str:
+    return f"{images:,} of the further labels are of held-out images or their groups; they are left out."
 
 
 @note("once")
-def further_without_group(images: int, further: int, column: str) -> None:
-    """{images:,} of {further:,} further images have no group, so each counts as a group of its own. If one belongs to a
-    group that is tested, the figures are too good. Fill the column {column} of the table.
-    """
+def further_without_group(images: int, further: int, column: str) -> str:
+    return (
+        f"{images:,} of {further:,} further images have no group, so each counts as a group of its own. If one "
+        f"belongs to a group that is tested, the figures are too good. Fill the column {column} of the table."
+    )
 
 
 @note("once")
@@ -272,23 +276,23 @@ def fitted_normalisation(mean: Sequence[float], deviation: Sequence[float]) -> s
 
 
 @note("run")
-def continued(stage: str, epoch: int) -> None:
-    """The run continues after epoch {epoch} of stage {stage}."""
+def continued(stage: str, epoch: int) -> str:
+    return f"The run continues after epoch {epoch} of stage {stage}."
 
 
 @note("run", apart="name")
-def changed_machine(name: str, before: str, now: str) -> None:
-    """The run started with {name} = {before} and continues with {name} = {now}, so the last digits may differ."""
+def changed_machine(name: str, before: str, now: str) -> str:
+    return f"The run started with {name} = {before} and continues with {name} = {now}, so the last digits may differ."
 
 
 @note("once")
-def not_repeatable(device: str) -> None:
-    """On {device}, two runs of the same recipe may differ in the last digits. On a CPU they do not."""
+def not_repeatable(device: str) -> str:
+    return f"On {device}, two runs of the same recipe may differ in the last digits. On a CPU they do not."
 
 
 @note("once")
-def ranks(ranks: int, batch_size: int) -> None:
-    """{ranks} ranks share each batch of {batch_size:,} images."""
+def ranks(ranks: int, batch_size: int) -> str:
+    return f"{ranks} ranks share each batch of {batch_size:,} images."
 
 
 @note("once")
@@ -304,8 +308,8 @@ def batch_norm(kind: str) -> str:
 
 
 @note("once")
-def precision(precision: str) -> None:
-    """The encoder is trained in {precision}; its weights and losses are float32."""
+def precision(precision: str) -> str:
+    return f"The encoder is trained in {precision}; its weights and losses are float32."
 
 
 @note("once")
@@ -324,13 +328,13 @@ def queue(features: int, balanced: bool) -> str:
 
 
 @note("once")
-def reweighting(after: float, beta: float) -> None:
-    """After {after:.0%} of the epochs, the loss weights classes by their effective number (beta = {beta:g})."""
+def reweighting(after: float, beta: float) -> str:
+    return f"After {after:.0%} of the epochs, the loss weights classes by their effective number (beta = {beta:g})."
 
 
 @note("once")
-def resampling(after: float) -> None:
-    """After {after:.0%} of the epochs, batches are drawn with classes equally."""
+def resampling(after: float) -> str:
+    return f"After {after:.0%} of the epochs, batches are drawn with classes equally."
 
 
 @note("once")
@@ -342,18 +346,18 @@ def mixing(mixup: float, cutmix: float) -> str:
 
 
 @note("once")
-def sharpness(rho: float) -> None:
-    """SAM with rho = {rho:g} computes two gradients in every step, which takes twice as long."""
+def sharpness(rho: float) -> str:
+    return f"SAM with rho = {rho:g} computes two gradients in every step, which takes twice as long."
 
 
 @note("once")
-def moving_average(decay: float) -> None:
-    """The model is a moving average of the weights (decay {decay:g})."""
+def moving_average(decay: float) -> str:
+    return f"The model is a moving average of the weights (decay {decay:g})."
 
 
 @note("once")
-def weight_average(after: float) -> None:
-    """The model is the mean of the weights at the end of each epoch after {after:.0%} of the epochs (SWA)."""
+def weight_average(after: float) -> str:
+    return f"The model is the mean of the weights at the end of each epoch after {after:.0%} of the epochs (SWA)."
 
 
 @note("model", apart="stage")
@@ -377,17 +381,18 @@ def minutes(minutes: float, steps: int, seconds: float) -> str:
 
 
 @note("run")
-def settled_steps(steps: int) -> None:
-    """The run keeps the {steps:,} steps that were settled when it started."""
+def settled_steps(steps: int) -> str:
+    return f"The run keeps the {steps:,} steps that were settled when it started."
 
 
 @note("once")
 def trained_blocks(
     encoder: str, blocks: int, trained: int, weights: int, views: int, images: int, megabytes: float
-) -> None:
-    """{trained:,} of the {weights:,} weights of {encoder} are trained: fine_tune.blocks is {blocks}. The activations of
-    {views:,} views of {images:,} images take {megabytes:,.0f} MB in memory.
-    """
+) -> str:
+    return (
+        f"{trained:,} of the {weights:,} weights of {encoder} are trained: fine_tune.blocks is {blocks}. The "
+        f"activations of {views:,} views of {images:,} images take {megabytes:,.0f} MB in memory."
+    )
 
 
 @note("model")
@@ -442,15 +447,16 @@ def chosen_views(views: str, losses: Mapping[str, float]) -> str:
 
 
 @note("model")
-def unchosen_views(views: str) -> None:
-    """A class has too few images for inner folds to choose the views of an image: the features are means over {views}.
-    If that turns a class into another, name the views (tta).
-    """
+def unchosen_views(views: str) -> str:
+    return (
+        "A class has too few images for inner folds to choose the views of an image: the features are means over "
+        f"{views}. If that turns a class into another, name the views (tta)."
+    )
 
 
 @note("run")
-def other_views(other: int, folds: int) -> None:
-    """{other} of {folds} folds chose other views, so the figures are those of models with other views."""
+def other_views(other: int, folds: int) -> str:
+    return f"{other} of {folds} folds chose other views, so the figures are those of models with other views."
 
 
 @note("once", apart="encoder")
@@ -461,23 +467,23 @@ def hub_weights(encoder: str, weights: str, megabytes: float, licence: str | Non
 
 
 @note("model")
-def chosen_strength(strength: float, tried: int, inner_folds: int) -> None:
-    """The regression has the strength C = {strength:g}, the best of {tried} values on {inner_folds} inner folds."""
+def chosen_strength(strength: float, tried: int, inner_folds: int) -> str:
+    return f"The regression has the strength C = {strength:g}, the best of {tried} values on {inner_folds} inner folds."
 
 
 @note("once")
-def given_strength(strength: float) -> None:
-    """The regression has the strength C = {strength:g} of the recipe."""
+def given_strength(strength: float) -> str:
+    return f"The regression has the strength C = {strength:g} of the recipe."
 
 
 @note("counted")
-def usual_strength(strength: float) -> None:
-    """A class has too few images for inner folds: the regression has the strength C = {strength:g}."""
+def usual_strength(strength: float) -> str:
+    return f"A class has too few images for inner folds: the regression has the strength C = {strength:g}."
 
 
 @note("once")
-def one_class(normal: str) -> None:
-    """All images are of one class, {normal}. Other images will be called unusual."""
+def one_class(normal: str) -> str:
+    return f"All images are of one class, {normal}. Other images will be called unusual."
 
 
 @note("model")
@@ -512,8 +518,8 @@ def calibrated(
 
 
 @note("run")
-def not_calibrated() -> None:
-    """The probabilities are not calibrated, because there are no validation images."""
+def not_calibrated() -> str:
+    return "The probabilities are not calibrated, because there are no validation images."
 
 
 @note("run")
@@ -534,13 +540,13 @@ def model(models: int, members: int, parameters: int, megabytes: float) -> str:
 
 
 @note("run")
-def quick_compared(seconds: float, on: str) -> None:
-    """The recipe quick, for comparison, took {seconds:.1f} s on the same {on}."""
+def quick_compared(seconds: float, on: str) -> str:
+    return f"The recipe quick, for comparison, took {seconds:.1f} s on the same {on}."
 
 
 @note("run")
-def quick_not_compared(error: str) -> None:
-    """The recipe quick could not be used for comparison: {error}"""
+def quick_not_compared(error: str) -> str:
+    return f"The recipe quick could not be used for comparison: {error}"
 
 
 @note("model")
@@ -572,8 +578,8 @@ def left_out_sources(
 
 
 @note("model")
-def no_typicality(reason: str) -> None:
-    """The model cannot recognise images unlike the training images: {reason}."""
+def no_typicality(reason: str) -> str:
+    return f"The model cannot recognise images unlike the training images: {reason}."
 
 
 @note("run")
@@ -613,8 +619,8 @@ def alike_images(pairs: int, table: str) -> str:
 
 
 @note("run")
-def near_duplicates_not_searched(most: int) -> None:
-    """Near-duplicates were not searched: there are more than {most:,} images."""
+def near_duplicates_not_searched(most: int) -> str:
+    return f"Near-duplicates were not searched: there are more than {most:,} images."
 
 
 @note("run")
@@ -656,8 +662,8 @@ def level_not_reached(asked: float, level: float, images: int, unit: str = "imag
 
 
 @note("run")
-def no_bank() -> None:
-    """The model has no bank of known images, so unfamiliar images are not marked. Train it again to get one."""
+def no_bank() -> str:
+    return "The model has no bank of known images, so unfamiliar images are not marked. Train it again to get one."
 
 
 # The search for more images
@@ -678,15 +684,15 @@ def labelled_left_out(images: int, like: bool) -> str:
 
 
 @note("run")
-def known_images(wanted: int, others: int) -> None:
-    """Compared with {wanted:,} known images of the class and {others:,} of other classes."""
+def known_images(wanted: int, others: int) -> str:
+    return f"Compared with {wanted:,} known images of the class and {others:,} of other classes."
 
 
 @note("run")
-def earlier_scores(images: int) -> None:
-    """Continued: the scores of {images:,} images are those of an earlier call."""
+def earlier_scores(images: int) -> str:
+    return f"Continued: the scores of {images:,} images are those of an earlier call."
 
 
 @note("run")
-def small_pool(images: int, top: int) -> None:
-    """The pool has only {images:,} images to list, fewer than --top {top:,}."""
+def small_pool(images: int, top: int) -> str:
+    return f"The pool has only {images:,} images to list, fewer than --top {top:,}."
