@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
+import importlib
 import importlib.util
 import re
 import shlex
@@ -99,6 +101,18 @@ def test_the_code_of_a_page_prints_what_the_page_shows(page: Path) -> None:
     failed, tried = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
     assert tried
     assert not failed
+
+
+def test_the_examples_import_what_there_is() -> None:
+    wanted = [
+        (node.module, alias.name)
+        for path in sorted((ROOT / "examples").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("lopsided")
+        for alias in node.names
+    ]
+    assert len(wanted) > 10
+    assert [(room, name) for room, name in wanted if not hasattr(importlib.import_module(room), name)] == []
 
 
 def test_the_first_page_shows_each_command_with_its_output() -> None:

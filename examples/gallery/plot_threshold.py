@@ -17,7 +17,7 @@ import numpy as np
 from lopsided import LopsidedClassifier
 from lopsided.data.sources import open_source
 from lopsided.evaluation.calibration import HeldBack, fit_calibration
-from lopsided.evaluation.decision import images_for_recall
+from lopsided.evaluation.threshold_rules import images_for_recall
 
 tops = open_source("fashion-mnist-tops")
 images = tops.images.load(np.arange(len(tops)), None, 1).numpy()[:, 0]

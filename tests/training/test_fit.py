@@ -214,8 +214,8 @@ def test_the_encoder_of_the_best_epoch_goes_into_the_second_stage(
     source = replace(source, labels=np.random.default_rng(1).permutation(source.labels))
     encoders, original = [], Loop.epoch
 
-    def recording(self: Loop, index: int, checkpoint: Checkpoint) -> dict[str, Any]:
-        facts = original(self, index, checkpoint)
+    def recording(self: Loop, *given: Any) -> dict[str, Any]:
+        facts = original(self, *given)
         if self.stage.name == "encoder":
             encoders.append({key: value.clone() for key, value in self.stage.module.state_dict().items()})
         return facts
