@@ -22,7 +22,7 @@ from lopsided.progress import Counted, counter
 from lopsided.recipe import read_values
 from lopsided.recipe.views import parse_tta
 from lopsided.runs import folder as folders
-from lopsided.runs.metrics import headlines, judged_split
+from lopsided.runs.metrics import focus_of, headlines, judged_split
 from lopsided.runs.newest import folder_of, newest_run
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ class Run(folders.Run):
             what = "not finished" if self.metrics is None else "no images were held out"
             return f"<div>{title}: {what}</div>"
         evaluation = self.metrics[split]
-        uwa, rare = evaluation["figures"]["uwa"], headlines(evaluation)[0]
+        uwa, rare = evaluation["figures"]["uwa"], headlines(evaluation, focus_of(self.recipe, self.metrics))[0]
         span = "" if uwa["low"] is None else f" ({100 * uwa['low']:.0f} to {100 * uwa['high']:.0f} %)"
         share = "" if rare.low is None or rare.high is None else f" ({100 * rare.low:.0f} to {100 * rare.high:.0f} %)"
         numbers = {

@@ -55,8 +55,8 @@ def test_the_help_of_each_verb_has_an_example_of_it(verb: str, call: Call) -> No
 
 def test_fit_has_the_flags_that_are_promised(call: Call) -> None:
     flags = (
-        "--out --recipe --loss --encoder --group --source --columns --normal --folds --decide --auto --more --seed "
-        "--device --resume --workers --engine --track --verbose --quiet --json --help"
+        "--out --recipe --loss --encoder --group --source --columns --normal --folds --decide --focus --auto --more "
+        "--seed --device --resume --workers --engine --track --verbose --quiet --json --help"
     )
     text = call("fit", "--help").out
     assert set(re.findall(r"^\W*(--[a-z]+) ", text.partition("Options")[2], re.MULTILINE)) == set(flags.split())

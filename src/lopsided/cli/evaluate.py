@@ -50,6 +50,14 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    focus: Annotated[
+        str | None,
+        typer.Option(
+            help="The class that matters, which comes first. Default: that of the run, or of the rule, or the rarest.",
+            metavar="CLASS",
+            show_default=False,
+        ),
+    ] = None,
     applied: Applied,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -82,6 +90,7 @@ def evaluate(
         data,
         split=split,
         listed=listed,
+        focus=focus,
         **vars(applied),
         quiet=quiet,
         counting=partial(counter, quiet=quiet),
@@ -95,7 +104,7 @@ def evaluate(
         show_json(result)
         return
     what = f"{split or 'test'} split of {run}" if data is None else result["data"]
-    _show(result, what, rule_words(evaluated.decision, evaluated.classes), out)
+    _show(result, what, evaluated.focus, rule_words(evaluated.decision, evaluated.classes), out)
 
 
 def _write(result: Mapping[str, Any], out: Path | None, *, quiet: bool) -> None:
@@ -124,12 +133,15 @@ def _trade_off_lines(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _show(result: Mapping[str, Any], what: str, rule: str, out: Path | None) -> None:
+def _show(result: Mapping[str, Any], what: str, focus: str | None, rule: str, out: Path | None) -> None:
     from lopsided.evaluation.doubt import doubt_words
+    from lopsided.runs.metrics import headlines
 
     for item in result["unreadable"]:
         say(f"skipped unreadable image: {item['name']} ({item['reason']})")
-    show(f"{what}: {result['num_images']:,} images\n\n{figures_table(result)}\n\n{rule}")
+    lines = [line.words(shortened(line.label)) for line in headlines(result, focus)]
+    counts = "\n".join([f"{what}: {result['num_images']:,} images", "", *lines])
+    show(f"{counts}\n\n{figures_table(result)}\n\n{rule}")
     for line in [*doubt_words(result), *_trade_off_lines(result)]:
         show(f"\n{line}")
     if "familiar" in result:

@@ -25,6 +25,7 @@ FIELDS = {
     "data.more": "more",
     "data.classes": "normal",
     "decision.rule": "decide",
+    "decision.focus": "focus",
     "track": "track",
 }
 """The fields of a recipe, each with the parameter of ``fit`` that sets it."""
@@ -110,6 +111,15 @@ Folds = Annotated[
     ),
 ]
 Decide = Annotated[str | None, option(TRAIN, RULES)]
+Focus = Annotated[
+    str | None,
+    option(
+        TRAIN,
+        "The class that matters: headline, threshold, label check and find follow it. Default: the class that the "
+        "rule names, or the rarest one.",
+        metavar="CLASS",
+    ),
+]
 Auto = Annotated[
     bool,
     option(

@@ -284,7 +284,7 @@ def next_words(run: Run) -> list[str]:
     """Return the next step after a fit with few images of a class: find more of them, mark them, and fit again."""
     metrics = run.metrics or {}
     counts = metrics["counts"]["train"]
-    rarest = min(counts, key=lambda name: counts[name])
+    rarest = run.recipe.decision.focus or min(counts, key=lambda name: counts[name])
     if counts[rarest] >= FIND_BELOW or metrics["test"] is None:
         return []
     folder, name = shlex.quote(str(run.folder)), shlex.quote(rarest)

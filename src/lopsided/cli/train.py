@@ -48,6 +48,7 @@ def fit(
     columns: options.Columns = None,
     folds: options.Folds = None,
     decide: options.Decide = None,
+    focus: options.Focus = None,
     auto: options.Auto = False,
     more: options.More = None,
     normal: options.Normal = None,
@@ -176,7 +177,7 @@ def _continued(out: Path, track: Sequence[str], ranks: Ranks | None) -> Iterator
 
 def _show_run(run: Run, *, verbose: bool, already: bool) -> None:
     """Print what the run found in counts, all metrics if ``verbose``, and the next command."""
-    from lopsided.runs.metrics import headlines, judged_split
+    from lopsided.runs.metrics import focus_of, headlines, judged_split
 
     metrics = run.metrics or {}
     counts, folds = metrics["counts"], metrics.get("folds")
@@ -188,7 +189,7 @@ def _show_run(run: Run, *, verbose: bool, already: bool) -> None:
     if split is None:
         parts.append("There are no metrics because no images were held out. Set test=0.15.")
     else:
-        lines = [line.words(shortened(line.label)) for line in headlines(metrics[split])]
+        lines = [line.words(shortened(line.label)) for line in headlines(metrics[split], focus_of(run.recipe, metrics))]
         parts.append("\n".join([*lines, balanced_words(metrics[split])]))
         parts += _details(run, metrics, split) if verbose else []
         parts += speed_words(run.recipe) if metrics.get("baseline") and not already else []

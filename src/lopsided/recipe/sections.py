@@ -403,3 +403,8 @@ class Decision(Section):
         "Calibrate the probabilities on the validation images, if there are any: by a temperature and a bias per "
         "class, or by a temperature alone.",
     )
+    focus: str | None = described(
+        None,
+        "The class that matters most: headline, threshold, label check and find follow it. By default the class that "
+        "the rule names, or the rarest one.",
+    )

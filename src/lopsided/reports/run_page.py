@@ -69,8 +69,8 @@ def run_page(
 ) -> str:
     """Return the page of a finished run. ``kind`` is the feature map shown in addition to PCA.
 
-    ``focus`` is the class that headline, threshold and label check follow: by default that of the model's rule if it
-    names one, otherwise the rarest class. ``prevalence`` are the class shares where the model is used.
+    ``focus`` is the class that headline, threshold and label check follow: by default that of the recipe or of the
+    model's rule if it names one, otherwise the rarest class. ``prevalence`` are the shares where the model is used.
 
     Files that a table names outside its folder become pictures only with ``allow_outside``. The recipe cannot allow
     this: a run folder from a stranger could otherwise put pictures of this machine into the page. ``tell`` gets the
@@ -80,7 +80,7 @@ def run_page(
     judged = read_judged(run, metrics)
     split = next((name for name in metrics.judged() if name in judged), None)
     recipe = run.recipe.override(**{"data.allow_outside": allow_outside})
-    facts = Facts(recipe, metrics, split, _focus(metrics, focus))
+    facts = Facts(recipe, metrics, split, _focus(metrics, focus or recipe.decision.focus))
     stages, notes = read_stages(run)
     context: dict[str, Any] = {
         **_head(facts),

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lopsided.data.listed import Tested
-from lopsided.data.sources.names import twins
+from lopsided.data.sources.names import suggest_names, twins
+from lopsided.errors import InputError, sentence
 from lopsided.evaluation.decision import Decision
 from lopsided.facts import Fact, notes
 from lopsided.inference.evaluate import check_labelled, evaluate_model, list_labelled
 from lopsided.progress import Counting
 from lopsided.recipe.views import parse_tta
+from lopsided.runs.folder import named_focus
 from lopsided.runs.known import trained_digests
 from lopsided.runs.reopen import (
     columns_of,
@@ -43,6 +45,8 @@ class Evaluated:
     result: dict[str, Any]
     decision: Decision
     classes: tuple[str, ...]
+    focus: str | None = None
+    """The class that comes first: the one that was asked for, that of the run or of its rule. None: the rarest."""
     warnings: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
     """What there is to say about unfamiliar images."""
@@ -54,6 +58,7 @@ def evaluate_run(
     *,
     split: str | None = None,
     listed: Tested = _ALL,
+    focus: str | None = None,
     decide: str | None = None,
     prevalence: str | None = None,
     level: float | None = None,
@@ -77,7 +82,12 @@ def evaluate_run(
             warnings.append(f"{left_out:,} images of classes that the model does not have are left out.")
         warnings += [str(fact) for fact in twins(source.names).cautions()]
     card = use_views(model, card, views, quiet=quiet)
+    if focus is not None and focus not in card.classes:
+        must = f"--focus must be a class of the model: {', '.join(card.classes)}"
+        raise InputError(sentence(must, repr(focus), suggest_names([focus], card.classes)))
     use = open_use(run, card, decide, prevalence)
+    target = use.decision.target
+    focus = focus or named_focus(run) or (None if target is None else card.classes[target])
     familiarity = open_familiarity(run, card, level=level)
     seen = 0
     if data is not None:
@@ -109,7 +119,7 @@ def evaluate_run(
             progress=progress,
         )
     facts = [notes.no_bank()] if familiarity is None else list(familiarity.facts(source.groups))
-    return Evaluated({"run": str(run), **result}, use.decision, card.classes, tuple(warnings), tuple(facts))
+    return Evaluated({"run": str(run), **result}, use.decision, card.classes, focus, tuple(warnings), tuple(facts))
 
 
 def _open_own(run: Path, split: str, device: str, counting: Counting) -> tuple[Source, Model, ModelCard, int]:

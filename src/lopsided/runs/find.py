@@ -31,6 +31,7 @@ from lopsided.inference.predict import Answer, Use, answers_of, vector_answers
 from lopsided.inference.scorer import Scorer
 from lopsided.models.model import Model, ModelCard
 from lopsided.progress import Counting
+from lopsided.runs.folder import named_focus
 from lopsided.runs.known import Labelled, digests_of, known_features, labelled_images
 from lopsided.runs.reopen import columns_of, open_familiarity, open_model, open_use
 
@@ -76,7 +77,8 @@ def find_in_pool(
     """Search a pool of files, folders and tables. The table ``out`` is not written yet, only its journal.
 
     Images of the run's own data are left out: they are labelled already. ``like`` are known images of the class,
-    which are left out as well. Without a ``label``, ``choose_class`` says which class is looked for.
+    which are left out as well. Without a ``label`` it is the class that the run follows: that of its recipe, of the
+    model's rule, or the rarest one.
     """
     question = Question(0, by, top, diverse)  # Checks the options before the pool is listed.
     if like and by == "probability":
@@ -100,7 +102,7 @@ def find_in_pool(
     )
     total, _ = listing(twins=twins)
     model, card = open_model(run, device)
-    label = choose_class(card, label)
+    label = choose_class(card, label or named_focus(run))
     use = open_use(run, card, None, prevalence)
     if unfamiliar == "first":
         raise InputError("find lists the most likely images first. Use --unfamiliar mark or drop.")
@@ -170,7 +172,7 @@ def is_cached(total: int, views: int, width: int) -> bool:
 def choose_class(card: ModelCard, name: str | None) -> str:
     """Return the class of a model with this name. Upper and lower case may differ if the name is clear.
 
-    Without a name it is the class that the page of the run follows: that of the model's rule, or the rarest one.
+    Without a name it is that of the model's rule, or the rarest one.
     """
     if name is None:
         target = card.decision.target

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lopsided.data.prepare import Sources
+from lopsided.data.sources.names import suggest_names
 from lopsided.data.sources.source import UNUSUAL
 from lopsided.data.sources.vectors import check_vector_fields
 from lopsided.data.vectors import Vectors
@@ -15,6 +17,7 @@ from lopsided.facts import Fact, notes
 from lopsided.progress import reporter
 from lopsided.recipe import Recipe, find_recipe, methods, named_recipe
 from lopsided.recipe.encoder_spec import EncoderSpec, with_full_names
+from lopsided.recipe.rules import parse_rule
 from lopsided.runs import run as runs
 from lopsided.runs.folder import METRICS, RECIPE, Run
 from lopsided.runs.folds import default_folds
@@ -111,10 +114,11 @@ def train_recipe(
     check_vector_fields(data or chosen.data.source, changes)
     if not resume:
         _check_split(chosen, changes)
+        chosen = _with_focus(chosen, data, changes, ranks, sources)
     continues = _told(ranks, lambda: resume and (out / RECIPE).is_file())
     if recipe is None and not continues and chosen.spec.folds_by_default and not any(map(_names_encoder, changes)):
         name, why = _with_reasons(ranks, lambda: choose_recipe(chosen, data, sources))
-        chosen = named_recipe(name).override(**changes)
+        chosen = _with_rule(named_recipe(name).override(**changes))
     if recipe in (None, "quick", "thorough", "few") and not continues:
         chosen = _with_alarms(chosen, data, changes, ranks, sources)
         chosen, why = _with_folds(chosen, why, data, changes, ranks, sources)
@@ -160,6 +164,28 @@ def _with_folds(
         return recipe, why
     folds, reason = _with_reasons(ranks, lambda: default_folds(recipe, data, sources))
     return (recipe if folds is None else recipe.override(**{"data.folds": folds})), [*why, *reason]
+
+
+def _with_focus(
+    recipe: Recipe, data: str | None, changes: Mapping[str, Any], ranks: Ranks | None, sources: Sources
+) -> Recipe:
+    """Return a recipe whose rule is about the class in focus, which must be a class of the images."""
+    focus = recipe.decision.focus
+    if focus is None:
+        return recipe
+    classes: list[str] = _told(ranks, lambda: sorted(sources.drawn(runs.settle(recipe, data)).counts()))
+    if focus not in classes:
+        must = f"--focus must be a class of the images: {', '.join(classes)}"
+        raise InputError(sentence(must, repr(focus), suggest_names([focus], classes)))
+    return _with_rule(recipe)
+
+
+def _with_rule(recipe: Recipe) -> Recipe:
+    """Return a recipe whose rule means the class in focus, if it names none: ``alarms:100`` would mean the rarest."""
+    focus, rule = recipe.decision.focus, parse_rule(recipe.decision.rule)
+    if focus is None or not rule.has_threshold or rule.target:
+        return recipe
+    return recipe.override(**{"decision.rule": str(replace(rule, target=focus))})
 
 
 def _with_alarms(

@@ -130,3 +130,8 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
         got = f"format {words.shown(written)} in {path}"
         raise RunError(sentence(f"a run must have format {FORMAT}", got, do))
     return dict(content)
+
+
+def named_focus(folder: Path) -> str | None:
+    """Return the class that the recipe of a run names as the one that matters; None if there is no recipe, or none."""
+    return Run.open(folder).recipe.decision.focus if (folder / RECIPE).is_file() else None

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
 from lopsided.errors import RunError
 from lopsided.evaluation.decision import Decision
 from lopsided.evaluation.intervals import share_interval
+
+if TYPE_CHECKING:
+    from lopsided.recipe import Recipe
 
 JUDGED = ("test", "val", "held_out")
 """The splits with figures. A page shows the first one that exists."""
@@ -290,16 +293,23 @@ class Headline:
         return f"{self._false()} among {self.others:,} other image{'' if self.others == 1 else 's'}"
 
 
-def headlines(evaluation: Mapping[str, Any]) -> list[Headline]:
-    """Return the headlines of the rarest classes of an evaluation in ``metrics.json``, the rarest first.
+def focus_of(recipe: Recipe, metrics: Mapping[str, Any]) -> str | None:
+    """Return the class that a run follows: that of its recipe, or that of the model's rule; None: the rarest one."""
+    target = metrics["decision"]["decision"]["target"]
+    return recipe.decision.focus or (None if target is None else metrics["classes"][target])
 
-    The most frequent class has none.
+
+def headlines(evaluation: Mapping[str, Any], focus: str | None = None) -> list[Headline]:
+    """Return the headlines of an evaluation in ``metrics.json``: the class in ``focus``, and the rarest classes.
+
+    The most frequent class has none, unless it is in focus.
     """
     rows, confusion = evaluation["per_class"], evaluation["confusion"]
     by_size = sorted(range(len(rows)), key=lambda place: rows[place]["support"])
     total = sum(row["support"] for row in rows)
+    first = [place for place in by_size if rows[place]["label"] == focus]
     lines = []
-    for place in by_size[:-1][:MOST_CLASSES]:
+    for place in [*first, *(place for place in by_size[:-1] if place not in first)][:MOST_CLASSES]:
         row, decided = rows[place], sum(line[place] for line in confusion)
         hits, recall = confusion[place][place], row["recall"]
         alarms, others = decided - hits, total - row["support"]

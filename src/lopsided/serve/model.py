@@ -21,7 +21,7 @@ from lopsided.inference.predict import Use, choose_use
 from lopsided.inference.scorer import Read, Scorer
 from lopsided.runs.folder import METRICS, RECIPE, Run
 from lopsided.runs.known import Labelled
-from lopsided.runs.metrics import headlines, judged_split
+from lopsided.runs.metrics import focus_of, headlines, judged_split
 from lopsided.runs.reopen import held_back, open_familiarity, open_model, open_use
 from lopsided.serve.gallery import Gallery
 from lopsided.serve.neighbours import Neighbours, chosen_rows
@@ -197,9 +197,11 @@ class Served:
         if not ((self.folder / RECIPE).is_file() and (self.folder / METRICS).is_file()):
             return []
         try:
-            metrics = Run.open(self.folder).metrics or {}
+            run = Run.open(self.folder)
+            metrics = run.metrics or {}
             split = judged_split(metrics)
-            return [] if split is None else [line.words() for line in headlines(metrics[split])]
+            lines = [] if split is None else headlines(metrics[split], focus_of(run.recipe, metrics))
+            return [line.words() for line in lines]
         except (LopsidedError, KeyError, TypeError):
             return []
 

@@ -16,7 +16,7 @@ from lopsided import files
 from lopsided.errors import LopsidedError, RunError
 from lopsided.recipe import Recipe
 from lopsided.runs.folder import FOLDS, METRICS, RECIPE, Run
-from lopsided.runs.metrics import headlines, judged_split
+from lopsided.runs.metrics import focus_of, headlines, judged_split
 from lopsided.serve.comparison import compare_runs
 from lopsided.serve.journal import GROUP, Journal
 from lopsided.serve.limits import RefusedError
@@ -205,9 +205,12 @@ def _name(folder: Path, number: str) -> str:
 def _facts(folder: Path) -> dict[str, Any]:
     """Return what the page shows of a run."""
     try:
-        metrics = Run.open(folder).metrics if (folder / RECIPE).is_file() else None
+        run = Run.open(folder) if (folder / RECIPE).is_file() else None
+        metrics = None if run is None else run.metrics
         split = None if metrics is None else judged_split(metrics)
-        lines = [] if metrics is None or split is None else [line.words() for line in headlines(metrics[split])]
+        lines = []
+        if run is not None and metrics is not None and split is not None:
+            lines = [line.words() for line in headlines(metrics[split], focus_of(run.recipe, metrics))]
     except (LopsidedError, KeyError, TypeError):
         metrics, lines = None, []
     return {"finished": metrics is not None, "headlines": lines}
