@@ -485,6 +485,29 @@ def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bytes(
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.slow
+def test_a_caution_given_before_the_interruption_is_one_of_the_resumed_run(
+    photos: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caution, regress = cautions.directed_classes(0.1, 0.6, "tta=none"), fine_tune.regress
+
+    def cautious(trainer: Any, **settings: Any) -> float:
+        trainer.log.fact(caution)
+        return regress(trainer, **settings)
+
+    monkeypatch.setattr(fine_tune, "regress", cautious)
+    recipe = small(weights, **{"fine_tune.steps": 11})
+    whole = fit(recipe, open_source(photos), tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        fit(recipe, open_source(photos), tmp_path / "run", reporter=Ending("step", nth=7))
+    told = Listening()
+    resumed = fit(recipe, open_source(photos), tmp_path / "run", resume=True, reporter=told)
+    assert caution not in told.facts  # The regression is not fitted again.
+    assert resumed.cautions == whole.cautions
+    assert whole.cautions.count(caution) == 1
+    assert fit(recipe, open_source(photos), tmp_path / "run", resume=True).cautions == whole.cautions
+
+
 def test_a_checkpoint_without_the_number_of_steps_is_refused(photos: Path, weights: Path, tmp_path: Path) -> None:
     recipe = small(weights, **{"fine_tune.steps": None, "fine_tune.minutes": 0.02})
     fit(recipe, open_source(photos), tmp_path / "run")

@@ -63,6 +63,8 @@ class State:
     seconds: float = 0.0
     steps: int | None = None
     """The number of steps of a stage whose budget is in minutes. It is settled once."""
+    cautions: list[dict[str, Any]] = field(default_factory=list)
+    """The cautions that training has given so far, as JSON. What gave them may not run again after a resume."""
     threads: int = 1
     ranks: int = 1
     fast: bool = True

@@ -161,6 +161,7 @@ def fit(
         own_cautions = [*source_cautions(source, recipe, prepared.shape), *cue_cautions(source, splits.train, recipe)]
         for fact in [*why, *facts, *own_cautions]:
             log.fact(fact)
+        log.keep(state.cautions)
         _complete(trainer, state, saved[1] if saved is not None else {}, folder)
         fitted = Fitted(
             model=trainer.model,

@@ -47,11 +47,21 @@ class Log(Reporter):
         self._path = None if folder is None else folder / LOG_NAME
         self.inner = reporter or Reporter()
         self.facts: list[Fact] = []
+        self._kept: list[dict[str, Any]] = []
 
     @property
     def cautions(self) -> list[Fact]:
-        """The cautions so far."""
-        return [fact for fact in self.facts if fact.is_caution]
+        """The cautions so far, each once."""
+        found: list[Fact] = []
+        for fact in self.facts:
+            if fact.is_caution and fact not in found:
+                found.append(fact)
+        return found
+
+    def keep(self, cautions: list[dict[str, Any]]) -> None:
+        """Take over the cautions of a state, and add to this list those that follow."""
+        self.facts += filter(None, map(Fact.from_dict, cautions))
+        self._kept = cautions
 
     def event(self, name: str, **facts: Any) -> None:
         """Write one line to the log."""
@@ -84,5 +94,7 @@ class Log(Reporter):
     def fact(self, fact: Fact) -> None:
         """Write a line, keep the fact and call the other reporter."""
         self.facts.append(fact)
+        if fact.is_caution:
+            self._kept.append(fact.to_dict())
         self.event("warning" if fact.is_caution else "note", **fact.to_dict())
         self.inner.fact(fact)
