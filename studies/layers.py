@@ -3,6 +3,7 @@
     python studies/layers.py features DATA --features FOLDER    # compute the features once, a file per size and view
     python studies/layers.py run DATA --features FOLDER         # the missing lines of studies/records/layers.jsonl
     python studies/layers.py summary                            # the table of the record
+    python studies/layers.py heads                              # the mean of regressions against one, and the old mean
     python studies/layers.py views                              # thorough minus quick, paired by repeat
 
 DATA is one of ``isic``, ``few``, ``tops`` and ``fashion``, with the settings and repeats of ``studies/study.py``, so
@@ -11,9 +12,13 @@ that lines of ``study.jsonl`` are about the same images: five folds by lesion, T
 
 The arms are the recipes ``quick`` and ``thorough``, with the views ``flips`` for ``thorough``, as in
 ``studies/study.py``, whose record has both as they were before they had stages; ``quick before`` is that for other
-repeats. A line that exists is not computed again.
+repeats. ``quick, logistic`` and ``thorough, logistic`` are one logistic regression on the same features. ``quick,
+registered`` and ``thorough, registered`` are the recipes of commit b479d66, with its classifier: a logistic regression,
+and with few images the mean of those on all features and on each kind. They were computed there. A line that exists is
+not computed again.
 
-Regions and the mean of regressions for few images were chosen on the repeats 100 to 107, which no record has. The
+Regions, and the classifier of then and of now, were chosen on the repeats 100 to 111; studies/records/heads.jsonl has
+the trials of the classifier of now. The
 weights of the blocks and the scaling had been chosen among a dozen variants on the repeats 0 to 2 of the skin lesions
 and 0 to 3 of the T-shirts, which are among those of the table: the gains there are too high by what the choice is
 worth. Repeats from 200 on are of the same images, and had no part in a choice.
@@ -28,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import log_softmax
 
 import shared
 import study
@@ -39,7 +45,8 @@ from lopsided.models.model import look
 from lopsided.recipe import named_recipe
 from lopsided.recipe.encoder_spec import EncoderSpec, Scaling
 from lopsided.recipe.views import parse_views
-from lopsided.training.regression import fit_regression
+from lopsided.training.averaged import fit_averaged
+from lopsided.training.regression import balanced_log_loss, fit_regression
 from shared import Floats
 
 RECORD = shared.RECORDS / "layers.jsonl"
@@ -65,8 +72,14 @@ def recipe_arm(name: str) -> Arm:
     return Arm(recipe.encoder.name, recipe.data.image_size or study.SMALL, views, recipe.encoder.scaling)
 
 
+RECIPES, LOSSES = ("quick", "thorough"), ("log_loss", "brier", "fair_loss")
 BEFORE = " before"
-ARMS = {name: recipe_arm(name) for name in ("quick", "thorough")} | {f"quick{BEFORE}": Arm(f"{ENCODER}+pixels", 224)}
+ALONE, REGISTERED = ", logistic", ", registered"
+ARMS = {
+    **{name: recipe_arm(name) for name in ("quick", "thorough")},
+    **{f"{name}{ALONE}": recipe_arm(name) for name in ("quick", "thorough")},
+    f"quick{BEFORE}": Arm(f"{ENCODER}+pixels", 224),
+}
 FRESH = 200
 """Repeats from this one on had no part in the choice of the weights."""
 
@@ -127,19 +140,32 @@ def layout_of(encoder: str) -> Layout:
 def run_cell(data: str, cell: str, seed: int, arm: str, found: Features) -> dict[str, Any]:
     """Return the metrics of an arm on one repeat."""
     x, layout = found.of(ARMS[arm])
-    weights, parts = layout.importance(), [] if arm.endswith(BEFORE) else layout.kinds()
+    weights, parts = layout.importance(), layout.kinds()
     folds, grouped = study.pairs(data, cell, seed, found)
     scores, plain, begin = [], [], time.process_time()
     for train, rest in folds:
         labels = found.labels[train].astype(np.int64)
         num, groups = int(labels.max()) + 1, found.groups[train] if grouped else None
-        fitted = fit_regression(x[train], labels, num, groups=groups, seed=seed, importance=weights, parts=parts)
+        rows = {"groups": groups, "seed": seed, "importance": weights}
+        if arm.endswith((BEFORE, ALONE)):
+            fitted = fit_regression(x[train], labels, num, **rows)
+        else:
+            fitted = fit_averaged(x[train], labels, num, parts=parts, **rows)
         plain.append(x[rest] @ fitted.weight.T + fitted.bias)
         scores.append(plain[-1] - np.log(np.bincount(labels, minlength=num) / len(labels)))
     tested = np.concatenate([found.labels[rest] for _, rest in folds])
     seconds = round((time.process_time() - begin) / len(folds), 2)
     metrics = shared.figures(np.concatenate(scores), tested, np.concatenate(plain))
+    metrics |= calibration(np.concatenate(plain), tested, np.concatenate(scores))
     return {"encoder": ARMS[arm].encoder, "side": ARMS[arm].side, **metrics, "seconds": seconds}
+
+
+def calibration(logits: Floats, labels: Floats, balanced: Floats) -> dict[str, float]:
+    """Return log loss and Brier score of the logits, and the log loss with classes that count alike."""
+    logs, rows = log_softmax(logits, axis=1), np.arange(len(labels))
+    brier = np.square(np.exp(logs) - np.eye(logs.shape[1])[labels]).sum(axis=1).mean()
+    found = {"log_loss": -logs[rows, labels].mean(), "brier": brier, "fair_loss": balanced_log_loss(balanced, labels)}
+    return {name: round(float(value), 4) for name, value in found.items()}
 
 
 def summary() -> str:
@@ -148,7 +174,7 @@ def summary() -> str:
     before = shared.nested(shared.read(study.RECORD), ("data", "cell"), "arm", "seed")
     settings = shared.nested(shared.read(RECORD), ("data", "cell"), "arm", "seed")
     for key, arms in sorted(settings.items(), key=study.place):
-        for arm in (name for name in arms if not name.endswith(BEFORE)):
+        for arm in (name for name in RECIPES if name in arms):
             base = before[key][arm] | arms.get(f"{arm}{BEFORE}", {})
             for which, fresh in (("of the choice", False), ("fresh", True)):
                 runs = {seed: line for seed, line in arms[arm].items() if (seed >= FRESH) == fresh}
@@ -156,6 +182,28 @@ def summary() -> str:
                     rows.append((*key, arm, f"{len(runs)} {which}", *shared.compared(runs, base, "uwa", "auroc")))
     head = "data | setting | recipe | repeats | balanced accuracy | minus before | AUROC | minus before"
     return shared.table(head, rows)
+
+
+def heads() -> str:
+    """Return a row for each setting and recipe: differences to the classifier before, and losses beside one alone."""
+    rows = []
+    settings = shared.nested(shared.read(RECORD), ("data", "cell"), "arm", "seed")
+    for key, arms in sorted(settings.items(), key=study.place):
+        for arm in (name for name in RECIPES if name in arms):
+            alone, before = arms.get(f"{arm}{ALONE}", {}), arms.get(f"{arm}{REGISTERED}", {})
+            for which, fresh in (("of the choice", False), ("fresh", True)):
+                own = {seed: line for seed, line in arms[arm].items() if (seed >= FRESH) == fresh}
+                if own:
+                    both = [(line, alone[seed]) for seed, line in own.items() if seed in alone]
+                    cells = (*shared.compared(own, before, "uwa", "auroc"), *(beside(both, loss) for loss in LOSSES))
+                    rows.append((*key, arm, f"{len(own)} {which}", *cells))
+    head = "data | setting | recipe | repeats | balanced accuracy | minus registered | AUROC | minus registered"
+    return shared.table(f"{head} | log loss, one alone | Brier score, one alone | fair log loss, one alone", rows)
+
+
+def beside(pairs: list[tuple[dict[str, float], dict[str, float]]], name: str) -> str:
+    """Return the means of a metric over the first and the second lines of pairs."""
+    return " / ".join(f"{np.mean([pair[i][name] for pair in pairs]):.3f}" for i in (0, 1)) if pairs else ""
 
 
 def views() -> str:
@@ -171,10 +219,13 @@ def views() -> str:
     return shared.table(head, rows)
 
 
+TABLES = {"summary": summary, "heads": heads, "views": views}
+
+
 def main() -> None:
     """Compute features or the missing lines of the record, or print its table."""
     parser = shared.parser(__doc__)
-    parser.add_argument("what", choices=["features", "run", "summary", "views"])
+    parser.add_argument("what", choices=["features", "run", *TABLES])
     parser.add_argument("data", choices=["tops", "fashion", "isic", "few"], nargs="?")
     parser.add_argument("--features", type=Path, default=Path(), help="the folder with the features")
     parser.add_argument("--seeds", help="such as 0-11")
@@ -182,8 +233,8 @@ def main() -> None:
     parser.add_argument("--only", help="one setting, such as 98:2")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.what in ("summary", "views"):
-        print(summary() if given.what == "summary" else views())
+    if given.what in TABLES:
+        print(TABLES[given.what]())
         return
     if given.data is None:
         parser.error("DATA is missing")

@@ -535,7 +535,7 @@ def test_the_two_estimators_are_siblings_with_keywords_only() -> None:
             wrong("quick")
 
 
-@pytest.mark.parametrize(("num", "name"), [(50, "thorough"), (3000, "thorough"), (3001, "quick")])
+@pytest.mark.parametrize(("num", "name"), [(50, "thorough"), (2950, "thorough"), (2951, "quick"), (49, "quick")])
 def test_the_default_is_that_of_the_command(num: int, name: str) -> None:
-    assert LopsidedClassifier()._base("image", num) == named_recipe(name)
-    assert LopsidedClassifier()._base("vector", num) == named_recipe("quick")
+    assert LopsidedClassifier()._base("image", [num, 50]) == named_recipe(name)
+    assert LopsidedClassifier()._base("vector", [num, 50]) == named_recipe("quick")

@@ -25,6 +25,11 @@ WORDS = [
         f"views each: a pretrained encoder that is not trained. {OTHERS}",
     ),
     (
+        notes.quick_by_rarest(1),
+        "Recipe: quick, because no recipe was named and the rarest class has 1 image: a pretrained encoder that is not "
+        f"trained. With so few, more views of each image are no reliable gain. {OTHERS}",
+    ),
+    (
         notes.thorough_by_size(40),
         "Recipe: thorough, because no recipe was named: four views of 40 images through a pretrained encoder. Use "
         f"--recipe quick for one view. {OTHERS}",

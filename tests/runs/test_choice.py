@@ -34,20 +34,28 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photographs(tmp_path_factory.mktemp("photographs"), 28)
 
 
-def test_images_get_the_thorough_recipe(photographs: Path) -> None:
+@pytest.mark.parametrize(
+    ("enough", "many", "expected"),
+    [
+        (4, 8, ("thorough", notes.thorough_by_size(8))),
+        (4, 7, ("quick", notes.quick_by_size(8))),
+        (5, 8, ("quick", notes.quick_by_rarest(4))),
+        (5, 7, ("quick", notes.quick_by_size(8))),
+    ],
+)
+def test_images_get_the_thorough_recipe_if_there_are_not_too_many_and_not_too_few_of_a_class(
+    photographs: Path, monkeypatch: pytest.MonkeyPatch, enough: int, many: int, expected: tuple[str, Fact]
+) -> None:
+    monkeypatch.setattr(fitting, "ENOUGH", enough)
+    monkeypatch.setattr(fitting, "MANY", many)
     name, (why,) = choose_recipe(named_recipe("quick"), str(photographs))
-    assert (name, why.kind, why.values["images"]) == ("thorough", "thorough_by_size", 8)
+    assert (name, why) == expected
 
 
 def test_images_that_cannot_be_read_do_not_stop_the_choice(tmp_path: Path) -> None:
     folder = write_photographs(tmp_path / "some", 28)
     (folder / "cat" / "0.png").write_bytes(b"not an image")
-    assert choose_recipe(named_recipe("quick"), str(folder))[0] == "thorough"
-
-
-def test_many_images_get_the_quick_recipe(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "MANY", 7)
-    assert choose_recipe(named_recipe("quick"), str(photographs)) == ("quick", [notes.quick_by_size(8)])
+    assert choose_recipe(named_recipe("quick"), str(folder))[0] == "quick"
 
 
 class Facts(Reporter):
@@ -104,6 +112,7 @@ def test_fit_chooses_only_if_neither_a_recipe_nor_the_features_are_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(fitting, "ENOUGH", 4)
     taken: list[Recipe] = []
 
     def take(recipe: Recipe, *_: Any, **__: Any) -> None:

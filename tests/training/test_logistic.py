@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 
 from lopsided.training import regression
-from lopsided.training.logistic import Principal, Regressions
+from lopsided.training.logistic import Principal, Regressions, Ridges
 from lopsided.training.regression import STRENGTHS, balanced_log_loss, fit_regression, inner_folds
 
 SHAPES = [(40, 12), (40, 90)]
@@ -52,6 +52,19 @@ def test_the_solution_is_that_of_scikit_learn_at_a_tight_tolerance(
     ).fit(standard, labels)
     fitted = fit_regression(x, labels, len(counts), strength=strength, weighted=weighted)
     assert np.abs(softmax(x @ fitted.weight.T + fitted.bias) - peer.predict_proba(standard)).max() < 2e-5
+
+
+@pytest.mark.parametrize("counts", [[36, 4], [25, 12, 3]])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("strength", [1e-4, 1.0])
+def test_a_ridge_regression_is_that_of_scikit_learn(counts: list[int], shape: tuple[int, int], strength: float) -> None:
+    x, labels = rows(shape, counts)
+    c = np.random.default_rng(3).uniform(0.5, 2.0, size=len(x))
+    solved = Ridges(x, labels, c[:, None])
+    solved.solve(strength, 1e-12)
+    indicators = np.eye(len(counts))[labels]
+    peer = Ridge(alpha=1 / strength).fit(x, indicators, sample_weight=c).predict(x)
+    assert solved.logits[:, 0] == pytest.approx(peer, abs=1e-4)
 
 
 def test_regressions_that_are_solved_together_have_the_solutions_that_they_have_alone() -> None:

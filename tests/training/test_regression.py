@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,20 +95,29 @@ def test_each_class_counts_the_same_in_the_loss() -> None:
     assert balanced_log_loss(logits, np.array([0, 0, 0, 1])) == pytest.approx(expected)
 
 
-def test_one_thread_computes_the_regression() -> None:
+@pytest.mark.parametrize("function", ["regression.fit_regression", "averaged.fit_averaged"])
+def test_one_thread_computes_the_regression(function: str) -> None:
     script = """
+import sys
 import numpy as np
 from threadpoolctl import threadpool_info
-from lopsided.training import regression
+from lopsided.training import averaged, regression
 
-def fit(*_):
+def threads(*_):
     print(*{one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"})
+    sys.exit()
 
-regression._fit = fit
-regression.fit_regression(np.ones((2, 2)), np.array([0, 1]), 2)
+regression.Rows = averaged.Rows = threads
+MODULE.FUNCTION(np.ones((2, 2)), np.array([0, 1]), 2)
 """
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
-    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", script.replace("MODULE.FUNCTION", function)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (ran.stdout, ran.stderr) == ("1\n", "")
 
 
@@ -130,10 +140,13 @@ def test_the_strength_is_chosen_from_some_rows_if_there_are_many(monkeypatch: py
     x, labels = blobs([400, 300, 25], distance=1.0)
     whole = fit_regression(x, labels, 3)
     seen: list[tuple[int, ...]] = []
-    scores = regression._scores
-    monkeypatch.setattr(
-        regression, "_scores", lambda x, y, *more: seen.append((*np.bincount(y), len(more[0]))) or scores(x, y, *more)
-    )
+    scores = regression.Rows.scores
+
+    def watched(rows: regression.Rows, *more: Any) -> Any:
+        seen.append((*np.bincount(rows.labels[rows._some]), len(rows.folds)))
+        return scores(rows, *more)
+
+    monkeypatch.setattr(regression.Rows, "scores", watched)
     monkeypatch.setattr(regression, "_MANY", 3 * 145)
     some = fit_regression(x, labels, 3)
     # A fifth of each class, but at least 20 rows, and no more folds than fit: there are three draws of five.
@@ -141,37 +154,3 @@ def test_the_strength_is_chosen_from_some_rows_if_there_are_many(monkeypatch: py
     assert 0.1 <= some.strength / whole.strength <= 10
     chosen = fit_regression(x, labels, 3, strength=whole.strength)
     assert chosen.weight == pytest.approx(whole.weight, rel=1e-3)
-
-
-def parts_of(x: np.ndarray) -> list[np.ndarray]:
-    return np.split(np.arange(x.shape[1]), [x.shape[1] // 2])
-
-
-def test_with_few_rows_of_a_class_the_logits_are_the_mean_over_all_columns_and_each_part() -> None:
-    x, labels = blobs([60, 12], distance=1.0)
-    parts, importance = parts_of(x), np.linspace(0.5, 2.0, x.shape[1])
-    found = fit_regression(x, labels, 2, importance=importance, parts=parts)
-    whole = fit_regression(x, labels, 2, importance=importance)
-    logits = [x @ whole.weight.T + whole.bias]
-    for part in parts:
-        own = fit_regression(x[:, part], labels, 2, importance=importance[part])
-        logits.append(x[:, part] @ own.weight.T + own.bias)
-    assert x @ found.weight.T + found.bias == pytest.approx(np.mean(logits, axis=0), abs=1e-9)
-    assert (found.strength, found.losses) == (whole.strength, whole.losses)
-    assert not np.allclose(found.weight, whole.weight)
-
-
-@pytest.mark.parametrize(("counts", "settings"), [([60, 50], {}), ([60, 12], {"strength": 0.1}), ([60, 1], {})])
-def test_parts_have_no_effect_with_many_rows_a_given_strength_or_no_inner_folds(
-    counts: list[int], settings: dict[str, float]
-) -> None:
-    x, labels = blobs(counts, distance=1.0)
-    found = fit_regression(x, labels, 2, parts=parts_of(x), **settings)  # type: ignore[arg-type]
-    assert np.array_equal(found.weight, fit_regression(x, labels, 2, **settings).weight)  # type: ignore[arg-type]
-
-
-def test_few_groups_of_a_class_are_few() -> None:
-    x, labels = blobs([60, 60], distance=1.0)
-    groups = np.array([f"{label} {row % 20}" for row, label in enumerate(labels)])
-    found = fit_regression(x, labels, 2, groups=groups, parts=parts_of(x))
-    assert not np.allclose(found.weight, fit_regression(x, labels, 2, groups=groups).weight)

@@ -66,9 +66,9 @@ def fit(
 
     By default, a pretrained encoder turns each image into features, and a
     logistic regression on the features is fitted, in seconds to minutes and
-    without a network: four views of each of up to 3,000 images (the recipe
-    thorough), one view of more (quick). If a class has fewer than 200
-    images, every image is tested once, in five folds. With one class, or
+    without a network: four views of each of up to 3,000 images if each class
+    has at least 50 (the recipe thorough), one view otherwise (quick). If a
+    class has fewer than 200 images, every image is tested once, in five folds. With one class, or
     fewer than 10 images of the rarer of two, the distance from normal joins
     (few). Without --out, the run is in runs/1, runs/2 and so on.
 

@@ -23,7 +23,7 @@ class LopsidedClassifier(Classifier):
 
     Args:
         recipe: Name of a recipe, or a TOML file. None: what ``lopsided fit`` takes, which is thorough for up to 3,000
-            images and quick for more, and quick for vectors.
+            images with at least 50 of each class, and quick otherwise and for vectors.
         decide: Decision rule of ``predict``, as in ``TwoStageClassifier``.
         views: Views of an image whose features are averaged, as in ``TwoStageClassifier``.
         folds: Number of folds that test every sample, as in ``TwoStageClassifier``, by group if ``fit`` gets groups.
@@ -81,8 +81,8 @@ class LopsidedClassifier(Classifier):
     def _changes(self, kind: Kind) -> dict[str, Any]:
         return {"data.val": 0.0, "encoder.name": {"vector": "mlp"}.get(kind)}
 
-    def _base(self, kind: Kind, num: int) -> Recipe:
-        return find_recipe(self.recipe or (QUICK if kind == "vector" else usual_recipe(num)))
+    def _base(self, kind: Kind, counts: Sequence[int]) -> Recipe:
+        return find_recipe(self.recipe or (QUICK if kind == "vector" else usual_recipe(counts)))
 
     @classmethod
     def _of_card(cls, card: ModelCard) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -126,7 +126,7 @@ class TwoStageClassifier(Classifier):
             "encoder.name": {"vector": "mlp"}.get(kind) if self.encoder == "auto" else self.encoder,
         }
 
-    def _base(self, kind: Kind, num: int) -> Recipe:
+    def _base(self, kind: Kind, counts: Sequence[int]) -> Recipe:
         assert self.recipe is not None
         return find_recipe(self.recipe)
 

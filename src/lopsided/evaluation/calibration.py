@@ -104,16 +104,24 @@ def class_weights(held: HeldBack, shares: Floats) -> Floats:
 
     Images of one group count as copies of each other, as in the intervals of metrics.
     """
-    counts = held.counts()
-    per_class = np.divide(shares, counts, out=np.zeros(len(counts)), where=counts > 0)
-    weights = per_class[held.labels]
-    total = weights.sum()
+    return balanced_weights(held.labels, shares, held.groups)
+
+
+def balanced_weights(
+    labels: Codes, shares: Floats, groups: NDArray[Any] | None = None, weights: Floats | None = None
+) -> Floats:
+    """Return weights of rows with which the classes have these shares, in proportion to ``weights`` within a class.
+
+    They sum to the effective number of rows. Rows of one group count as copies of each other.
+    """
+    own = np.ones(len(labels)) if weights is None else weights
+    counts = np.bincount(labels, weights=own, minlength=len(shares))
+    found: Floats = np.divide(shares, counts, out=np.zeros(len(counts)), where=counts > 0)[labels] * own
+    total = found.sum()
     if not total > 0:
-        return weights
-    sums = weights
-    if held.groups is not None:
-        sums = np.bincount(np.unique(held.groups, return_inverse=True)[1], weights=weights)
-    scaled: Floats = weights * total / np.square(sums).sum()
+        return found
+    sums = found if groups is None else np.bincount(np.unique(groups, return_inverse=True)[1], weights=found)
+    scaled: Floats = found * total / np.square(sums).sum()
     return scaled
 
 

@@ -28,6 +28,16 @@ def quick_by_size(images: int) -> str:
 
 
 @note("run")
+def quick_by_rarest(images: int) -> str:
+    """The recipe quick was taken, because a class has few images."""
+    return (
+        f"Recipe: quick, because no recipe was named and the rarest class has {images} image{'s' * (images != 1)}: a "
+        "pretrained encoder that is not trained. With so few, more views of each image are no reliable gain. "
+        f"{_OTHER_RECIPES}"
+    )
+
+
+@note("run")
 def quick_for_vectors(width: int) -> str:
     """The recipe quick was taken, because the data are vectors."""
     return (

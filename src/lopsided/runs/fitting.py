@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,8 +35,9 @@ FEW_RARE = 10
 """With two classes and fewer images of one of them, the distance from the other one helps (docs/few.md)."""
 USUAL_ALARMS = 0.05
 """The share of false alarms of a model of one class."""
-MANY = 3000
-"""With more images, ``thorough`` takes too long to be started without a question."""
+MANY, ENOUGH = 3000, 50
+"""With more images, ``thorough`` takes too long to be started without a question. With fewer images of a class, it was
+not reliably better than ``quick`` (docs/which-recipe.md)."""
 
 
 def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None = None) -> tuple[str, list[Fact]]:
@@ -51,14 +52,18 @@ def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None
     num, counts = len(source), sorted(source.counts().values())
     if len(counts) == 2 and counts[0] < min(FEW_RARE, counts[1]):
         return FEW, [notes.few_by_counts(counts[0])]
-    if usual_recipe(num) == QUICK:
-        return QUICK, [notes.quick_by_size(num)]
-    return THOROUGH, [notes.thorough_by_size(num)]
+    if usual_recipe(counts) == THOROUGH:
+        return THOROUGH, [notes.thorough_by_size(num)]
+    return QUICK, [notes.quick_by_size(num) if num > MANY else notes.quick_by_rarest(counts[0])]
 
 
-def usual_recipe(num: int) -> str:
-    """Return the name of the recipe for this number of images."""
-    return QUICK if num > MANY else THOROUGH
+def usual_recipe(counts: Sequence[int]) -> str:
+    """Return the name of the recipe for these numbers of images of the classes.
+
+    >>> usual_recipe([900, 50]), usual_recipe([900, 49]), usual_recipe([2951, 50])
+    ('thorough', 'quick', 'quick')
+    """
+    return THOROUGH if min(counts) >= ENOUGH and sum(counts) <= MANY else QUICK
 
 
 def one_class_rule(recipe: Recipe, data: str | None = None, sources: Sources | None = None) -> str | None:

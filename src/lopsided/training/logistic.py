@@ -1,4 +1,4 @@
-"""Multinomial logistic regressions on the same rows, solved together.
+"""Multinomial logistic regressions, or ridge regressions, on the same rows, solved together.
 
 A regression with row weights c_i and strength C minimises
 
@@ -10,6 +10,8 @@ solves all of them at once: a step is then two large matrix products instead of 
 The columns of the rows are their principal axes, so the diagonal of the Hessian is a good approximation of it. L-BFGS
 begins with this diagonal, and needs far fewer steps than from the identity, above all if there are many classes with
 very different shares. Logits are linear along a step, so that trying another length costs no product.
+
+A ridge regression has half the squared difference to the indicator of the class in place of CE.
 
 Many rows and classes are worked on in parts of fixed size, by several threads. The result does not depend on their
 number: the sums over the parts are added in order.
@@ -92,8 +94,7 @@ class Regressions:
         self._c = (c / self._total).astype(dtype)
         self._squares = np.einsum("ij,ij->j", self._x, self._x) / len(x)
         self.weights = np.zeros((*shares.shape, self._x.shape[1]), dtype=dtype)
-        biases = np.log(shares)
-        self.weights[..., -1] = biases - biases.mean(axis=1, keepdims=True)
+        self.weights[..., -1] = self._first_biases(shares)
         if start is not None:
             self.weights[:] = start
         size = shares.size
@@ -120,8 +121,7 @@ class Regressions:
         p, loss = self._probabilities(self.logits)
         value = loss + 0.5 * _dot(penalty * self.weights, self.weights)
         gradient = self._gradient(p) + penalty * self.weights
-        spread = sum(self._over_parts(lambda rows: np.einsum("nbk,nb->bk", p[rows] * (1 - p[rows]), self._c[rows])))
-        spread = spread[..., None] * self._squares
+        spread = self._curvature(p)[..., None] * self._squares
         start = 1 / (penalty + np.maximum(spread, np.finfo(dtype).eps))
         memory: deque[tuple[Floats, Floats, Floats]] = deque(maxlen=_MEMORY)
         active, idle = np.ones(len(value), dtype=bool), np.zeros(len(value), dtype=np.int64)
@@ -161,6 +161,18 @@ class Regressions:
             known = curvature > 0
             memory.append((moved, change, np.where(known, 1 / np.where(known, curvature, 1), 0)))
 
+    def _first_biases(self, shares: Floats) -> Floats:
+        """Return the biases (B, K) of the solution without weights, given the weight of each class."""
+        logs = np.log(shares)
+        biases: Floats = logs - logs.mean(axis=1, keepdims=True)
+        return biases
+
+    def _curvature(self, p: Floats) -> Floats:
+        """Return the mean second derivative of the loss by each logit, (B, K)."""
+        work = self._over_parts(lambda rows: np.einsum("nbk,nb->bk", p[rows] * (1 - p[rows]), self._c[rows]))
+        total: Floats = sum(work)
+        return total
+
     @contextmanager
     def _working(self) -> Iterator[None]:
         """Keep threads for the parts inside the block, if there are several."""
@@ -182,7 +194,7 @@ class Regressions:
         return found.reshape(len(found), *weights.shape[:2])
 
     def _probabilities(self, logits: Floats) -> tuple[Floats, Floats]:
-        """Return the probabilities (n, B, K) and the mean loss (B,)."""
+        """Return the probabilities (n, B, K), whose excess over the indicator is the slope, and the mean loss (B,)."""
         p = np.empty_like(logits)
 
         def work(rows: slice) -> Floats:
@@ -209,6 +221,26 @@ class Regressions:
 
         found: Floats = sum(self._over_parts(work))  # type: ignore[assignment]
         return found.reshape(*p.shape[1:], -1)
+
+
+class Ridges(Regressions):
+    """B ridge regressions on the indicators of the classes. ``logits`` are the scores, which are about 0 to 1."""
+
+    def _first_biases(self, shares: Floats) -> Floats:
+        biases: Floats = shares / shares.sum(axis=1, keepdims=True)
+        return biases
+
+    def _curvature(self, p: Floats) -> Floats:
+        return np.ones(p.shape[1:], dtype=p.dtype)
+
+    def _probabilities(self, logits: Floats) -> tuple[Floats, Floats]:
+        def work(rows: slice) -> Floats:
+            errors, labels = logits[rows].copy(), self._labels[rows]
+            errors[np.arange(len(errors)), :, labels] -= 1
+            total: Floats = 0.5 * np.einsum("nbk,nbk,nb->b", errors, errors, self._c[rows], optimize=True)
+            return total
+
+        return logits, sum(self._over_parts(work))  # type: ignore[return-value]
 
 
 def _direction(gradient: Floats, memory: deque[tuple[Floats, Floats, Floats]], start: Floats) -> Floats:

@@ -9,9 +9,8 @@ The score of a value is the class-weighted log loss of the rows outside the fold
 divided by the share of its class in training, because the decision also divides by it. So a rare class counts as much
 as a frequent one. The regression is then fitted again on all rows, and the standardisation is folded into its weights.
 
-If a class has fewer rows or groups than ``FEW`` and the columns have several parts (``parts``), such as the final layer
-of an encoder, the stages before it and colours, the result is the mean of the regression on all columns and of one on
-each part: too few rows tell which part matters, and the errors of the parts differ. The mean of linear layers is one.
+A ridge regression on the indicators of the classes is fitted in the same way, with the same weight for each class; its
+score is the class-weighted squared error. ``averaged`` has what it is for.
 
 With many rows times classes, the value of C is chosen from some of the rows and by fewer folds: C is the inverse of the
 penalty on the sum over the rows, so that the best value hardly depends on their number.
@@ -19,7 +18,7 @@ penalty on the sum over the rows, so that the best value hardly depends on their
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,19 +27,22 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from lopsided.seeds import derive_seed
-from lopsided.training.logistic import Principal, Regressions
+from lopsided.training.logistic import Principal, Regressions, Ridges
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
+Fold = tuple[Indices, Indices]
 
 STRENGTHS = tuple(float(value) for value in 10.0 ** np.arange(-5.0, 1.01, 0.5))
 """The path of values of C, from strong to weak."""
+RIDGE_STRENGTHS = tuple(float(value) for value in 10.0 ** np.arange(-6.5, 1.01, 0.5))
+"""The same for ridge regressions. The slope of their loss does not vanish, so that they need less."""
 USUAL = 1e-3
 """The value if a class has too few images or groups for inner folds."""
 FEW, REPEATS = 50, 3
 """If a class has fewer rows or groups than ``FEW``, the folds are drawn ``REPEATS`` times."""
 PATIENCE = 3
-"""The path of a fold ends after this many values that are worse than the best one so far."""
+"""The path of folds that are solved together ends after this many values that are worse than the best one so far."""
 DECADES, NEAR = 0.7, 1.0
 """How far the value of C usually is from an expected one, and how far at most, in powers of ten."""
 _ROUGH, _EXACT = 1e-5, 1e-10
@@ -53,7 +55,7 @@ at most ``_SCORED`` times as many in all folds, but at least one."""
 _ENOUGH = 1e-8
 """The tolerance of the final regression if there are more rows times classes than ``_MANY``."""
 _ABSENT = 30.0
-"""How far the logit of a class without training rows is below the lowest bias."""
+"""How far the logit of a class without training rows is below the lowest one of the mean row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +86,6 @@ def fit_regression(
     importance: Floats | None = None,
     weights: Floats | None = None,
     offset: Floats | None = None,
-    parts: Sequence[Indices] = (),
     expected: float | None = None,
 ) -> Regression:
     """Fit the regression. ``weighted`` gives each class the same weight instead of each row.
@@ -93,92 +94,167 @@ def fit_regression(
     ``importance`` multiplies each standardised column, so that the penalty bears less on some; None: all the same.
     ``strength`` is the value of C; None: inner folds choose it. With ``scored``, inner folds also score a given value.
     ``folds`` is reduced if a class has fewer rows or groups. ``weights`` are those of the rows, all above 0: a row of
-    weight 2 is as if it were there twice; None: all 1. ``parts`` are the columns of parts that also get a regression of
-    their own if a class has few rows. Strength and losses of the result are those of the regression on all columns.
+    weight 2 is as if it were there twice; None: all 1.
     ``expected`` is a value of C near which the best one is looked for: few rows of a class cannot choose it alone.
     """
     # Threads of BLAS spin for minutes if other work keeps a core busy. Large problems have threads of their own.
     with threadpool_limits(1, "blas"):
-        x = np.asarray(features, dtype=np.float64)
-        tried = STRENGTHS if strength is None else (strength,) if scored else ()
+        kind = replace(LOGISTIC, weighted=weighted)
+        tried = kind.strengths if strength is None else (strength,) if scored else ()
         if expected is not None and strength is None:
             tried = tuple(value for value in STRENGTHS if abs(np.log10(value / expected)) <= NEAR)
-        settings = labels, num_classes, groups, weighted, strength, tried, folds, seed
-        known = weights, offset, expected
-        fitted = _fit(x, *settings, importance, *known)
-        if len(parts) < 2 or strength is not None or not fitted.losses or rarest(labels, groups) >= FEW:
-            return fitted
-        each = (
-            (part, _fit(x[:, part], *settings, None if importance is None else importance[part], *known))
-            for part in parts
-        )
-        return _averaged(fitted, list(each))
+        x = np.asarray(features, dtype=np.float64)
+        rows = Rows(x, labels, groups, folds if tried else 0, seed, importance, weights, offset)
+        losses: tuple[tuple[float, float], ...] = ()
+        if rows.folds:
+            losses = rows.scores(kind, tried, PATIENCE if expected is None else len(tried))
+            strength = best_strength(losses, rows.fewest, expected)
+        elif strength is None:
+            strength = expected or USUAL
+        layer = rows.layer(kind, strength).over(rows.present, num_classes)
+        return Regression(layer.weight, layer.bias, strength, rows.num_folds if losses else 0, losses)
 
 
-def _averaged(whole: Regression, each: Sequence[tuple[Indices, Regression]]) -> Regression:
-    """Return the mean of the logits of a regression on all columns and of some on parts of them."""
-    weight, bias = whole.weight.copy(), whole.bias.copy()
-    for part, fitted in each:
-        weight[:, part] += fitted.weight
-        bias += fitted.bias
-    number = 1 + len(each)
-    return replace(whole, weight=weight / number, bias=bias / number)
+@dataclass(frozen=True)
+class Kind:
+    """A kind of linear regression: who solves it, whether classes count alike, and its error by class."""
+
+    solver: type[Regressions]
+    strengths: tuple[float, ...]
+    weighted: bool
+    errors: Callable[[Floats, Indices, int, Floats], tuple[Floats, Floats]]
 
 
-def _fit(
-    x: Floats,
-    labels: Indices,
-    num_classes: int,
-    groups: npt.NDArray[np.str_] | None,
-    weighted: bool,
-    strength: float | None,
-    tried: Sequence[float],
-    folds: int,
-    seed: int,
-    importance: Floats | None,
-    weights: Floats | None,
-    offset: Floats | None,
-    expected: float | None,
-) -> Regression:
-    mean, scale = standardisation(x, weights)
-    row_weights = np.ones(len(x)) if weights is None else weights
-    if importance is not None:
-        scale = scale / importance
-    present, own = np.unique(labels, return_inverse=True)
-    turned = Principal((x - mean) / scale)
-    known = None if offset is None else offset[:, present]
-    rows = _some_rows(own, seed)
-    some = own[rows], None if groups is None else groups[rows]
-    fewest = rarest(*some)
-    folds = min(folds, fewest)
-    losses: tuple[tuple[float, float], ...] = ()
-    if tried and folds >= 2:
-        seeds = [derive_seed(seed, "folds", draw) for draw in range(REPEATS if fewest < FEW else 1)]
-        pairs = [pair for each in seeds for pair in inner_folds(*some, folds, each)]
-        if len(present) * len(own) > _MANY:
-            pairs = pairs[: max(_SCORED * _MANY // (len(present) * len(rows)), 1)]
-        part = None if known is None else known[rows]
-        patience = PATIENCE if expected is None else len(tried)
-        losses = tuple(_scores(turned.x[rows], own[rows], pairs, weighted, tried, row_weights[rows], part, patience))
-        strength = _best(losses, fewest, expected)
-    elif strength is None:
-        strength, folds = expected or USUAL, 0
-    weight, bias = _solution(turned, own, weighted, strength, row_weights, known)
-    biases = np.full(num_classes, bias.min() - _ABSENT)
-    weights = np.zeros((num_classes, x.shape[1]))
-    weights[present] = weight / scale
-    biases[present] = bias
-    return Regression(weights, biases - weights @ mean, strength, folds if losses else 0, losses)
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A linear layer: scores are ``features @ weight.T + bias``. ``lowest`` is the lowest score of the mean row."""
+
+    weight: Floats
+    bias: Floats
+    lowest: float
+
+    def over(self, present: Indices, num_classes: int) -> Layer:
+        """Return the layer with all classes. Those that are not ``present`` have a logit far below the others."""
+        weight = np.zeros((num_classes, self.weight.shape[1]))
+        bias = np.full(num_classes, self.lowest - _ABSENT)
+        weight[present], bias[present] = self.weight, self.bias
+        return replace(self, weight=weight, bias=bias)
 
 
-def _best(losses: Sequence[tuple[float, float]], fewest: int, expected: float | None) -> float:
+class Rows:
+    """Standardised rows in their principal axes, and the inner folds that choose the strength of a regression on them.
+
+    ``labels`` are the places of the classes that are ``present``. ``folds`` are those of all draws; there are none if a
+    class has too few rows or groups, or if ``number`` is 0.
+    """
+
+    def __init__(
+        self,
+        x: Floats,
+        labels: Indices,
+        groups: npt.NDArray[np.str_] | None,
+        number: int,
+        seed: int,
+        importance: Floats | None = None,
+        weights: Floats | None = None,
+        offset: Floats | None = None,
+    ) -> None:
+        self._mean, self._scale = standardisation(x, weights)
+        if importance is not None:
+            self._scale = self._scale / importance
+        self.weights = np.ones(len(x)) if weights is None else weights
+        self.present, self.labels = np.unique(labels, return_inverse=True)
+        self._turned = Principal((x - self._mean) / self._scale)
+        self._offset = None if offset is None else offset[:, self.present]
+        self._is_large, self._some = is_large(self.labels), _some_rows(self.labels, seed)
+        some = self.labels[self._some], None if groups is None else groups[self._some]
+        self.fewest = rarest(*some)
+        self.num_folds, self.folds = min(number, self.fewest), list[Fold]()
+        if self.num_folds >= 2:
+            seeds = [derive_seed(seed, "folds", draw) for draw in range(REPEATS if self.fewest < FEW else 1)]
+            self.folds = [fold for each in seeds for fold in inner_folds(*some, self.num_folds, each)]
+        if self._is_large:
+            self.folds = self.folds[: max(_SCORED * _MANY // (len(self.present) * len(self._some)), 1)]
+
+    def scores(self, kind: Kind, tried: Sequence[float], patience: int = PATIENCE) -> tuple[tuple[float, float], ...]:
+        """Return each value of C that is tried with its loss over the rows outside the inner folds.
+
+        The path ends after ``patience`` values that are worse than the best one, in the folds that are solved together.
+        """
+        labels, weights = self.labels[self._some], self.weights[self._some]
+        strengths, num_classes = list(tried), len(self.present)
+        sums, counts = np.zeros((len(strengths), num_classes)), np.zeros((len(strengths), num_classes))
+        for folds, solved, prior in self._solvers(kind):
+            best, worse = np.inf, 0
+            for place, strength in enumerate(strengths):
+                solved.solve(_halved(strength, num_classes), _ROUGH)
+                found = [
+                    kind.errors(solved.logits[rest, fold] - prior[fold], labels[rest], num_classes, weights[rest])
+                    for fold, (_, rest) in enumerate(folds)
+                ]
+                by_class, number_of = (np.sum(each, axis=0) for each in zip(*found, strict=True))
+                sums[place] += by_class
+                counts[place] += number_of
+                loss = _mean_loss(by_class, number_of)
+                best, worse = (loss, 0) if loss < best else (best, worse + 1)
+                if worse >= patience:
+                    del strengths[place + 1 :]
+                    break
+        return tuple((value, _mean_loss(sums[place], counts[place])) for place, value in enumerate(strengths))
+
+    def left_out(self, kind: Kind, strength: float) -> Floats:
+        """Return the scores of each row without the class shares, by the regressions of inner folds without it.
+
+        They are the mean over the draws of the folds. A row that no fold leaves out has no numbers (nan).
+        """
+        sums, numbers = np.zeros((len(self._some), len(self.present))), np.zeros((len(self._some), 1))
+        for folds, solved, prior in self._solvers(kind):
+            solved.solve(_halved(strength, len(self.present)), _ROUGH)
+            for fold, (_, rest) in enumerate(folds):
+                sums[rest] += solved.logits[rest, fold] - prior[fold]
+                numbers[rest] += 1
+        return np.divide(sums, numbers, out=np.full_like(sums, np.nan), where=numbers > 0)
+
+    def layer(self, kind: Kind, strength: float) -> Layer:
+        """Return the regression on all rows as a layer for their features. It sums to a constant over the classes."""
+        num_classes, x = len(self.present), self._turned.x
+        rows = _row_weights(self.labels, np.arange(len(self.labels)), kind.weighted, self.weights)
+        halved, threads, start = _halved(strength, num_classes), torch.get_num_threads(), None
+        if self._is_large:  # Single precision leads most of the way, in half the time.
+            rough = kind.solver(x, self.labels, rows[:, None], np.float32, threads=threads, offset=self._offset)
+            rough.solve(halved, _ROUGH)
+            start = rough.weights
+        solved = kind.solver(x, self.labels, rows[:, None], start=start, threads=threads, offset=self._offset)
+        solved.solve(halved, _ENOUGH if self._is_large else _EXACT)
+        found = solved.weights[0] - solved.weights[0].mean(axis=0)
+        weight = self._turned.back(found[:, :-1]).astype(np.float64) / self._scale
+        bias = found[:, -1].astype(np.float64)
+        return Layer(weight, bias - weight @ self._mean, float(bias.min()))
+
+    def _solvers(self, kind: Kind) -> Iterator[tuple[Sequence[Fold], Regressions, Floats]]:
+        """Yield inner folds whose regressions are solved together, with the log shares that their logits carry.
+
+        They are as many as fit into ``_TOGETHER`` numbers.
+        """
+        x, labels, weights = self._turned.x[self._some], self.labels[self._some], self.weights[self._some]
+        offset = None if self._offset is None else self._offset[self._some]
+        number = max(_TOGETHER // (len(self.present) * (_PER_ROW * len(x) + _PER_COLUMN * x.shape[1])), 1)
+        for begin in range(0, len(self.folds), number):
+            own = self.folds[begin : begin + number]
+            rows = np.stack([_row_weights(labels, train, kind.weighted, weights) for train, _ in own], axis=1)
+            share = np.stack([_sums(labels, train, weights) / weights[train].sum() for train, _ in own])
+            solver = kind.solver(x, labels, rows, np.float32, threads=torch.get_num_threads(), offset=offset)
+            yield own, solver, np.zeros_like(share) if kind.weighted else np.log(share)
+
+
+def best_strength(losses: Sequence[tuple[float, float]], fewest: int = 1, expected: float | None = None) -> float:
     """Return the value of C with the lowest loss.
 
     If a value is expected, its logarithm has a normal prior, and the loss is that of all ``fewest`` rows: the posterior
     decides, so that each row moves the value away from the expected one as far as it has evidence.
 
     >>> losses = (1e-4, 0.30), (1e-3, 0.28)
-    >>> [_best(losses, fewest, 1e-4) for fewest in (5, 500)]
+    >>> [best_strength(losses, fewest, 1e-4) for fewest in (5, 500)]
     [0.0001, 0.001]
     """
 
@@ -198,6 +274,11 @@ def standardisation(x: Floats, weights: Floats | None = None) -> tuple[Floats, F
         scale = np.sqrt(np.average((x - mean) ** 2, axis=0, weights=weights))
     scale[scale <= 10 * np.finfo(np.float32).eps * np.maximum(np.abs(mean), 1e-30)] = 1.0
     return mean, scale
+
+
+def is_large(labels: Indices) -> bool:
+    """Return whether there are so many rows and classes that some of the rows choose the strength."""
+    return len(np.unique(labels)) * len(labels) > _MANY
 
 
 def _some_rows(labels: Indices, seed: int) -> Indices:
@@ -220,9 +301,7 @@ def rarest(labels: Indices, groups: npt.NDArray[np.str_] | None) -> int:
     )
 
 
-def inner_folds(
-    labels: Indices, groups: npt.NDArray[np.str_] | None, number: int, seed: int
-) -> Iterator[tuple[Indices, Indices]]:
+def inner_folds(labels: Indices, groups: npt.NDArray[np.str_] | None, number: int, seed: int) -> Iterator[Fold]:
     """Yield the rows inside and outside of each of ``number`` stratified folds, by group if there are groups."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
@@ -233,49 +312,6 @@ def inner_folds(
         # A fold by group may by chance hold no row of a class.
         if len(np.unique(labels[train])) == len(np.unique(labels)) and len(rest):
             yield train, rest
-
-
-def _scores(
-    x: Floats,
-    labels: Indices,
-    folds: Sequence[tuple[Indices, Indices]],
-    weighted: bool,
-    tried: Sequence[float],
-    weights: Floats,
-    offset: Floats | None,
-    patience: int,
-) -> Iterator[tuple[float, float]]:
-    """Yield each value of C that is tried with its loss over the rows of all folds.
-
-    As many folds as fit into ``_TOGETHER`` numbers are solved together. The path ends where it ended in the shortest
-    fold so far.
-    """
-    strengths, num_classes = list(tried), int(labels.max()) + 1
-    number = max(_TOGETHER // (num_classes * (_PER_ROW * len(x) + _PER_COLUMN * x.shape[1])), 1)
-    sums, counts = np.zeros((len(strengths), num_classes)), np.zeros((len(strengths), num_classes))
-    for begin in range(0, len(folds), number):
-        own = folds[begin : begin + number]
-        rows = np.stack([_row_weights(labels, train, weighted, weights) for train, _ in own], axis=1)
-        share = np.stack([_sums(labels, train, weights) / weights[train].sum() for train, _ in own])
-        prior = np.zeros_like(share) if weighted else np.log(share)
-        solved = Regressions(x, labels, rows, np.float32, threads=torch.get_num_threads(), offset=offset)
-        best, worse = np.full(len(own), np.inf), np.zeros(len(own), dtype=np.int64)
-        for place, strength in enumerate(strengths):
-            solved.solve(_halved(strength, num_classes), _ROUGH)
-            losses = []
-            for fold, (_, rest) in enumerate(own):
-                logits = solved.logits[rest, fold] - prior[fold]
-                by_class, number_of = _loss_sums(logits, labels[rest], num_classes, weights[rest])
-                sums[place] += by_class
-                counts[place] += number_of
-                losses.append(_mean_loss(by_class, number_of))
-            worse = np.where(losses < best, 0, worse + 1)
-            best = np.minimum(losses, best)
-            if worse.max() >= patience:
-                del strengths[place + 1 :]
-                break
-    for place, strength in enumerate(strengths):
-        yield strength, _mean_loss(sums[place], counts[place])
 
 
 def _row_weights(labels: Indices, train: Indices, weighted: bool, weights: Floats) -> Floats:
@@ -323,19 +359,12 @@ def _mean_loss(sums: Floats, counts: Floats) -> float:
     return float((sums[counts > 0] / counts[counts > 0]).mean())
 
 
-def _solution(
-    turned: Principal, labels: Indices, weighted: bool, strength: float, weights: Floats, offset: Floats | None
-) -> tuple[Floats, Floats]:
-    """Return weight (K, d) and bias (K,) of the regression on all rows. Both sum to zero over the classes."""
-    num_classes = int(labels.max()) + 1
-    rows = _row_weights(labels, np.arange(len(labels)), weighted, weights)
-    halved, threads, start = _halved(strength, num_classes), torch.get_num_threads(), None
-    is_large = num_classes * len(labels) > _MANY
-    if is_large:  # Single precision leads most of the way, in half the time.
-        rough = Regressions(turned.x, labels, rows[:, None], np.float32, threads=threads, offset=offset)
-        rough.solve(halved, _ROUGH)
-        start = rough.weights
-    solved = Regressions(turned.x, labels, rows[:, None], start=start, threads=threads, offset=offset)
-    solved.solve(halved, _ENOUGH if is_large else _EXACT)
-    found = solved.weights[0] - solved.weights[0].mean(axis=0)
-    return turned.back(found[:, :-1]).astype(np.float64), found[:, -1].astype(np.float64)
+def _error_sums(scores: Floats, labels: Indices, num_classes: int, weights: Floats) -> tuple[Floats, Floats]:
+    """Return the sum of the squared errors of the rows of each class, and the sum of their weights."""
+    errors = np.square(scores - np.eye(num_classes)[labels]).sum(axis=1) * weights
+    sums, totals = (np.bincount(labels, weights=each, minlength=num_classes) for each in (errors, weights))
+    return sums.astype(np.float64), totals.astype(np.float64)
+
+
+LOGISTIC = Kind(Regressions, STRENGTHS, False, _loss_sums)
+RIDGE = Kind(Ridges, RIDGE_STRENGTHS, True, _error_sums)

@@ -84,19 +84,21 @@ class Layout:
         weights = [1.0 if share is None else np.sqrt(share * base / width) for share, width in parts]
         return np.repeat(weights, [width for _, width in parts])
 
-    def kinds(self) -> list[npt.NDArray[np.int64]]:
+    def kinds(self, beside: int = 0) -> list[npt.NDArray[np.int64]]:
         """Return the places of the columns of final layers, of other layers of encoders, and of images themselves.
+
+        ``beside`` is the number of features of table columns that follow; they are a kind of their own.
 
         >>> stages, pixels = Block("stages", "", "encoder", ""), Block("pixels", "", "image", "")
         >>> layout = Layout((Columns(FINAL, 2), Columns(stages, 1), Columns(stages, 2), Columns(pixels, 1)))
-        >>> [places.tolist() for places in layout.kinds()]
-        [[0, 1], [2, 3, 4], [5]]
+        >>> [places.tolist() for places in layout.kinds(beside=2)]
+        [[0, 1], [2, 3, 4], [5], [6, 7]]
         """
         kinds = [
             "final" if group.block.name == FINAL.name else group.block.reads
             for group in self.groups
             for _ in range(group.width)
-        ]
+        ] + ["table"] * beside
         return [np.flatnonzero([kind == own for own in kinds]) for kind in dict.fromkeys(kinds)]
 
     def _parts(self, features: Tensor) -> tuple[Tensor, ...]:

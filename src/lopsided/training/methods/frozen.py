@@ -1,4 +1,4 @@
-"""Frozen: a logistic regression on the features of an encoder as it is."""
+"""Frozen: regressions on the features of an encoder as it is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from lopsided.facts import cautions, notes
 from lopsided.recipe import named_recipe
 from lopsided.recipe.views import AUTO, CANDIDATES, PLAIN, name_views
+from lopsided.training.averaged import fit_averaged
 from lopsided.training.checkpoint import State
 from lopsided.training.methods.trainer import Features, FeatureTrainer, Trainer
 from lopsided.training.regression import Regression, fit_regression
@@ -20,19 +21,22 @@ UPRIGHT = 0.8
 
 
 class FrozenTrainer(FeatureTrainer):
-    """Fits the logistic regression."""
+    """Fits the mean of regressions, or one logistic regression if the recipe says how."""
 
     def train(self, state: State, tensors: dict[str, Tensor]) -> None:
-        """Fit the regression, and choose the views if the recipe asks for that."""
-        regress(self)
+        """Fit the classifier, and choose the views if the recipe asks for that."""
+        regress(self, averaged=True)
         state.seconds = perf_counter() - self.begin
 
 
-def regress(trainer: Trainer, *, cached: bool = True, strength: float | None = None, told: bool = True) -> float:
+def regress(
+    trainer: Trainer, *, cached: bool = True, strength: float | None = None, told: bool = True, averaged: bool = False
+) -> float:
     """Fit the classifier on the features of the encoder as it is. The first rank fits it for all ranks.
 
     ``cached`` is false for an encoder that no other run has. ``strength`` replaces that of the recipe. ``told`` is
-    false if the same regression is fitted again later. Return the strength of the regression.
+    false if the same regression is fitted again later. With ``averaged``, the classifier is the mean of several
+    regressions, unless the recipe has a strength or weighs classes. Return the strength of the regression.
     """
     views = trainer.model.views
     auto = trainer.recipe.encoder.views == AUTO and views != PLAIN
@@ -46,6 +50,8 @@ def regress(trainer: Trainer, *, cached: bool = True, strength: float | None = N
         place, fitted = _choose(trainer, features) if auto else (0, _fit(trainer, features[0], strength))
         if checked:
             _check_views(trainer, fitted, features[1])
+        if averaged and trainer.recipe.regression.strength is None and not _weighted(trainer):
+            fitted = _average(trainer, features[place])
         found.append((place, fitted))
         return {"weight": torch.from_numpy(fitted.weight).float(), "bias": torch.from_numpy(fitted.bias).float()}
 
@@ -101,15 +107,34 @@ def _fit(trainer: Trainer, features: Features, strength: float | None = None, *,
         train.labels,
         trainer.num_classes,
         groups=train.groups,
-        weighted=trainer.recipe.classifier.loss.name == "weighted-ce",
+        weighted=_weighted(trainer),
         strength=settings.strength if strength is None else strength,
         scored=scored,
         folds=settings.folds,
         seed=trainer.recipe.seed,
         importance=trainer.importance,
         weights=train.weights,
-        parts=[] if trainer.model.layout is None else trainer.model.layout.kinds(),
     )
+
+
+def _average(trainer: Trainer, features: Features) -> Regression:
+    """Fit the mean of regressions on all features and on each kind of them."""
+    train, layout = trainer.prepared.train, trainer.model.layout
+    return fit_averaged(
+        features,
+        train.labels,
+        trainer.num_classes,
+        groups=train.groups,
+        folds=trainer.recipe.regression.folds,
+        seed=trainer.recipe.seed,
+        importance=trainer.importance,
+        weights=train.weights,
+        parts=[] if layout is None else layout.kinds(trainer.card.num_beside),
+    )
+
+
+def _weighted(trainer: Trainer) -> bool:
+    return trainer.recipe.classifier.loss.name == "weighted-ce"
 
 
 def _check_views(trainer: Trainer, fitted: Regression, alone: Features) -> None:
