@@ -13,7 +13,7 @@ predict   images per second of a ResNet-18 at 64 px through the engine of ``lops
           fast paths and memory layout of training, and against timm's model as it is, channels-last. Decoded images.
           ``products`` are as many multiplications as the network has, as matrix products of 1,024 x 1,024: what the
           processor can do at best.
-memory    peak memory of a process that computes features of 1,000 and of 10,000 files, in separate processes.
+memory    peak memory of a process that computes features of ``quick`` of 1,000 files, and of another one of 10,000.
 folder    seconds of whole commands on a folder of class folders, with a cache of their own: a run, a second run with
           another seed, and the prediction of five images. The second run and the prediction are repeated with the
           sources of another version in ``--peer``, such as the folder ``src`` of an older clone. Seconds of the
@@ -296,7 +296,7 @@ def timed(arguments: list[str], source: Path, cache: str) -> dict[str, float]:
 
 def child(number: int, photos: Path) -> None:
     """Compute features batch by batch as ``lopsided predict`` does, and print the peak memory."""
-    model = make_model(EMBEDDED_ENCODER, "embedded", SIZE)
+    model = make_model(named_recipe("quick").encoder.name, "embedded", SIZE)
     engine = Engine(model, (3, SIZE, SIZE))
     inputs = StreamedInputs(FileImages(sorted(photos.iterdir())[:number], 3), SIZE, 3, torch.get_num_threads())
     begin = time.perf_counter()

@@ -53,7 +53,7 @@ def test_all_other_verbs_take_a_frozen_run(frozen: Path, photos: Path, call: Cal
     assert (reported.code, reported.err) == (0, "")
     page = (frozen / "report.html").read_text()
     assert "Frozen features on photos" in page
-    assert "logistic regression on its features, which were not trained" in page
+    assert "mean of logistic and ridge regressions on its features, which were not trained" in page
     resumed = call("fit", "--out", frozen, "--resume", "--json")
     assert json.loads(resumed.out)["method"] == "frozen"
 

@@ -329,7 +329,8 @@ class Adapter(Section):
 class Regression(Section):
     """The logistic regression on standardised features, with classifier.loss.
 
-    Used with the methods "frozen", "adapter" and "fine-tune"."""
+    Used with the methods "frozen", "adapter" and "fine-tune". With "frozen", cross-entropy and no strength, ridge
+    regressions join it."""
 
     strength: Positive | None = described(
         None, "Inverse strength of the L2 penalty (C); unset: the value with the lowest loss on inner folds."

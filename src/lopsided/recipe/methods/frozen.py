@@ -1,4 +1,4 @@
-"""Frozen: a logistic regression on the features of a pretrained encoder, which is not trained."""
+"""Frozen: regressions on the features of a pretrained encoder, which is not trained."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def regression_conflicts(recipe: Recipe) -> Iterator[str]:
         yield f'classifier.loss cannot be {loss} with method "{recipe.method}". Use one of {losses}.'
 
 
+def averages(recipe: Recipe) -> bool:
+    """Return whether ridge regressions join the logistic one: not if the recipe says how to fit it."""
+    return recipe.regression.strength is None and recipe.classifier.loss.name == "ce"
+
+
 class FrozenSpec(MethodSpec):
     """A classifier on the features of a pretrained encoder. Other methods on such features derive from this class."""
 
@@ -48,7 +53,8 @@ class FrozenSpec(MethodSpec):
 
     def summary(self, recipe: Recipe, its: str) -> str:
         """Return how the model was trained."""
-        return f"logistic regression on {its} features, which were not trained, with {recipe.classifier.loss.words}"
+        kind = "mean of logistic and ridge regressions" if averages(recipe) else "logistic regression"
+        return f"{kind} on {its} features, which were not trained, with {recipe.classifier.loss.words}"
 
     def loss(self, recipe: Recipe) -> LossSettings:
         """Return the loss that names the run."""

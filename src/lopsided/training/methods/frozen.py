@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lopsided.facts import cautions, notes
 from lopsided.recipe import named_recipe
+from lopsided.recipe.methods.frozen import averages
 from lopsided.recipe.views import AUTO, CANDIDATES, PLAIN, name_views
 from lopsided.training.averaged import fit_averaged
 from lopsided.training.checkpoint import State
@@ -50,7 +51,7 @@ def regress(
         place, fitted = _choose(trainer, features) if auto else (0, _fit(trainer, features[0], strength))
         if checked:
             _check_views(trainer, fitted, features[1])
-        if averaged and trainer.recipe.regression.strength is None and not _weighted(trainer):
+        if averaged and averages(trainer.recipe):
             fitted = _average(trainer, features[place])
         found.append((place, fitted))
         return {"weight": torch.from_numpy(fitted.weight).float(), "bias": torch.from_numpy(fitted.bias).float()}
@@ -107,7 +108,7 @@ def _fit(trainer: Trainer, features: Features, strength: float | None = None, *,
         train.labels,
         trainer.num_classes,
         groups=train.groups,
-        weighted=_weighted(trainer),
+        weighted=trainer.recipe.classifier.loss.name == "weighted-ce",
         strength=settings.strength if strength is None else strength,
         scored=scored,
         folds=settings.folds,
@@ -131,10 +132,6 @@ def _average(trainer: Trainer, features: Features) -> Regression:
         weights=train.weights,
         parts=[] if layout is None else layout.kinds(trainer.card.num_beside),
     )
-
-
-def _weighted(trainer: Trainer) -> bool:
-    return trainer.recipe.classifier.loss.name == "weighted-ce"
 
 
 def _check_views(trainer: Trainer, fitted: Regression, alone: Features) -> None:
