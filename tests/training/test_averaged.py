@@ -41,7 +41,7 @@ def test_the_layer_of_each_regression_is_what_its_rows_say() -> None:
     x, labels = blobs([60, 15], dim=2)
     rows, margins = Rows(x, labels, None, 5, 0), []
     for kind in (LOGISTIC, RIDGE):
-        layer = rows.layer(kind, best_strength(rows.scores(kind, kind.strengths)))
+        layer = rows.layer(kind, best_strength(rows.path(kind, kind.strengths).losses))
         margins.append((x @ layer.weight.T + layer.bias) @ [-1.0, 1.0])
     found = logits(fit_averaged(x, labels, 2), x) @ [-1.0, 1.0]
     design = np.column_stack([*margins, np.ones(len(x))])
@@ -146,3 +146,17 @@ def test_a_row_of_weight_two_is_there_twice() -> None:
     weights = np.where(labels == 1, 2.0, 1.0)
     p = np.exp(log_softmax(logits(fit_averaged(x, labels, 2, weights=weights), x), axis=1))
     assert np.average(p[:, 1], weights=weights) == pytest.approx(0.5, abs=0.05)
+
+
+def test_rows_left_out_are_scored_like_new_ones_also_with_far_more_columns_than_rows_and_a_weak_penalty() -> None:
+    """One column decides among thousands of noise. The factor of the rows left out must fit the layer of all rows."""
+    generator = np.random.default_rng(0)
+    labels = np.repeat([0, 1], [15, 7])
+    noise, importance = generator.normal(size=(22, 2000)), np.ones(2001)
+    importance[-1] = 30.0
+    x = np.column_stack([noise, 5.0 * labels + generator.normal(size=22)])
+    rows = Rows(x, labels, None, 5, 0, importance)
+    outside = rows.path(RIDGE, RIDGE.strengths, 99).left_out(RIDGE.strengths[-1]) @ [-1.0, 1.0]
+    layer = rows.layer(RIDGE, RIDGE.strengths[-1])
+    inside = (x @ layer.weight.T + layer.bias) @ [-1.0, 1.0]
+    assert 0.3 < outside.std() / inside.std() < 1.0

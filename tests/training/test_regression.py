@@ -140,13 +140,13 @@ def test_the_strength_is_chosen_from_some_rows_if_there_are_many(monkeypatch: py
     x, labels = blobs([400, 300, 25], distance=1.0)
     whole = fit_regression(x, labels, 3)
     seen: list[tuple[int, ...]] = []
-    scores = regression.Rows.scores
+    path = regression.Rows.path
 
     def watched(rows: regression.Rows, *more: Any) -> Any:
         seen.append((*np.bincount(rows.labels[rows._some]), len(rows.folds)))
-        return scores(rows, *more)
+        return path(rows, *more)
 
-    monkeypatch.setattr(regression.Rows, "scores", watched)
+    monkeypatch.setattr(regression.Rows, "path", watched)
     monkeypatch.setattr(regression, "_MANY", 3 * 145)
     some = fit_regression(x, labels, 3)
     # A fifth of each class, but at least 20 rows, and no more folds than fit: there are three draws of five.

@@ -109,13 +109,13 @@ def _member(
     rows: Rows, kind: Kind, groups: npt.NDArray[np.str_] | None
 ) -> tuple[tuple[tuple[float, float], ...], Floats, Layer]:
     """Return the losses of a regression, its calibrated scores of rows left out, and the layer without class shares."""
-    losses = rows.scores(kind, kind.strengths)
-    strength = best_strength(losses)
+    path = rows.path(kind, kind.strengths)
+    strength = best_strength(path.losses)
     layer = rows.layer(kind, strength)
     if not kind.weighted:
         shares = np.log(np.bincount(rows.labels, weights=rows.weights) / rows.weights.sum())
         layer = replace(layer, bias=layer.bias - shares + shares.mean())
-    return losses, *_calibrated(rows.left_out(kind, strength), layer, rows, groups)
+    return path.losses, *_calibrated(path.left_out(strength), layer, rows, groups)
 
 
 def _calibrated(scores: Floats, layer: Layer, rows: Rows, groups: npt.NDArray[np.str_] | None) -> tuple[Floats, Layer]:

@@ -107,7 +107,7 @@ def fit_regression(
         rows = Rows(x, labels, groups, folds if tried else 0, seed, importance, weights, offset)
         losses: tuple[tuple[float, float], ...] = ()
         if rows.folds:
-            losses = rows.scores(kind, tried, PATIENCE if expected is None else len(tried))
+            losses = rows.path(kind, tried, PATIENCE if expected is None else len(tried)).losses
             strength = best_strength(losses, rows.fewest, expected)
         elif strength is None:
             strength = expected or USUAL
@@ -139,6 +139,25 @@ class Layer:
         bias = np.full(num_classes, self.lowest - _ABSENT)
         weight[present], bias[present] = self.weight, self.bias
         return replace(self, weight=weight, bias=bias)
+
+
+@dataclass(frozen=True, eq=False)
+class RegressionPath:
+    """The score of each value of C, and what regressions of inner folds say of the rows outside.
+
+    ``sums`` (values, n, K) are their scores of each row without the class shares, added over the draws of the folds,
+    and ``numbers`` (n,) is how many there are.
+    """
+
+    losses: tuple[tuple[float, float], ...]
+    sums: npt.NDArray[np.float32]
+    numbers: Indices
+
+    def left_out(self, strength: float) -> Floats:
+        """Return the mean scores (n, K) with this value of C. A row that no fold leaves out has no numbers (nan)."""
+        sums = self.sums[[value for value, _ in self.losses].index(strength)].astype(np.float64)
+        numbers = self.numbers[:, None]
+        return np.divide(sums, numbers, out=np.full_like(sums, np.nan), where=numbers > 0)
 
 
 class Rows:
@@ -176,23 +195,26 @@ class Rows:
         if self._is_large:
             self.folds = self.folds[: max(_SCORED * _MANY // (len(self.present) * len(self._some)), 1)]
 
-    def scores(self, kind: Kind, tried: Sequence[float], patience: int = PATIENCE) -> tuple[tuple[float, float], ...]:
-        """Return each value of C that is tried with its loss over the rows outside the inner folds.
+    def path(self, kind: Kind, tried: Sequence[float], patience: int = PATIENCE) -> RegressionPath:
+        """Score values of C on the rows outside the inner folds, from strong to weak.
 
         The path ends after ``patience`` values that are worse than the best one, in the folds that are solved together.
         """
         labels, weights = self.labels[self._some], self.weights[self._some]
         strengths, num_classes = list(tried), len(self.present)
         sums, counts = np.zeros((len(strengths), num_classes)), np.zeros((len(strengths), num_classes))
+        outside = np.zeros((len(strengths), len(labels), num_classes), dtype=np.float32)
+        numbers = np.bincount(np.concatenate([rest for _, rest in self.folds]), minlength=len(labels))
         for folds, solved, prior in self._solvers(kind):
             best, worse = np.inf, 0
             for place, strength in enumerate(strengths):
                 solved.solve(_halved(strength, num_classes), _ROUGH)
-                found = [
-                    kind.errors(solved.logits[rest, fold] - prior[fold], labels[rest], num_classes, weights[rest])
-                    for fold, (_, rest) in enumerate(folds)
-                ]
-                by_class, number_of = (np.sum(each, axis=0) for each in zip(*found, strict=True))
+                by_class, number_of = np.zeros(num_classes), np.zeros(num_classes)
+                for fold, (_, rest) in enumerate(folds):
+                    scores = solved.logits[rest, fold] - prior[fold]
+                    outside[place, rest] += scores
+                    errors, own = kind.errors(scores, labels[rest], num_classes, weights[rest])
+                    by_class, number_of = by_class + errors, number_of + own
                 sums[place] += by_class
                 counts[place] += number_of
                 loss = _mean_loss(by_class, number_of)
@@ -200,20 +222,8 @@ class Rows:
                 if worse >= patience:
                     del strengths[place + 1 :]
                     break
-        return tuple((value, _mean_loss(sums[place], counts[place])) for place, value in enumerate(strengths))
-
-    def left_out(self, kind: Kind, strength: float) -> Floats:
-        """Return the scores of each row without the class shares, by the regressions of inner folds without it.
-
-        They are the mean over the draws of the folds. A row that no fold leaves out has no numbers (nan).
-        """
-        sums, numbers = np.zeros((len(self._some), len(self.present))), np.zeros((len(self._some), 1))
-        for folds, solved, prior in self._solvers(kind):
-            solved.solve(_halved(strength, len(self.present)), _ROUGH)
-            for fold, (_, rest) in enumerate(folds):
-                sums[rest] += solved.logits[rest, fold] - prior[fold]
-                numbers[rest] += 1
-        return np.divide(sums, numbers, out=np.full_like(sums, np.nan), where=numbers > 0)
+        losses = tuple((value, _mean_loss(sums[place], counts[place])) for place, value in enumerate(strengths))
+        return RegressionPath(losses, outside, numbers)
 
     def layer(self, kind: Kind, strength: float) -> Layer:
         """Return the regression on all rows as a layer for their features. It sums to a constant over the classes."""
