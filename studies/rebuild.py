@@ -63,6 +63,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "gains": partial(printed, "pixels.py", "gains"),
         "pixels": partial(printed, "pixels.py", "summary"),
         "layers": partial(printed, "layers.py", "summary"),
+        "heads": partial(printed, "layers.py", "heads"),
         "regression": partial(printed, "regression.py", "summary"),
         "summary": partial(printed, "frozen.py", "summary"),
         "adapters": partial(printed, "adapters.py", "summary"),

@@ -157,7 +157,8 @@ class RegressionPath:
         """Return the mean scores (n, K) with this value of C. A row that no fold leaves out has no numbers (nan)."""
         sums = self.sums[[value for value, _ in self.losses].index(strength)].astype(np.float64)
         numbers = self.numbers[:, None]
-        return np.divide(sums, numbers, out=np.full_like(sums, np.nan), where=numbers > 0)
+        scores: Floats = np.divide(sums, numbers, out=np.full_like(sums, np.nan), where=numbers > 0)
+        return scores
 
 
 class Rows:
