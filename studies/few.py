@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 
 import shared
-from lopsided.training.distance import fit_distance, fit_mixed
+from lopsided.training.distance import Distance, fit_distance, fit_mixed
 from lopsided.training.methods.distance import LATE
 from lopsided.training.regression import fit_regression
 from shared import Floats, Line
@@ -47,7 +47,7 @@ from shared import Floats, Line
 RECORD, CHOICE = shared.RECORDS / "few.jsonl", shared.RECORDS / "few_choice.jsonl"
 RARE, ALARMS, CONTAMINATION = (0, 1, 2, 3, 5, 10, 20, 50), 0.05, 0.02
 SETS = {"cells": ("cells", ""), "mono": ("cells", "mono"), "poly": ("cells", "poly"), "isic": ("isic", "")}
-STRENGTHS, CHOSEN_ON = tuple(float(value) for value in 10.0 ** np.arange(-4.5, -1.9, 0.5)), range(100, 106)
+STRENGTHS, CHOSEN_ON = (1e-4, 1e-3, 1e-2), range(100, 104)
 ENCODER, SIDE = "tf_efficientnet_lite0+stages:1+pixels", 224
 BANK, POSITIONS = 2_000, 40_000
 MAPS = ("blocks.2", "blocks.4")
@@ -171,7 +171,7 @@ def compute(images: Images, num_rare: int, seed: int) -> dict[str, Any]:
     """Return the figures of all arms in one repeat."""
     train, seen, normal, rare = images.split(seed, num_rare)
     x, tested = images.x, np.concatenate([normal, rare])
-    scores = _ours(images, train, seen, tested)
+    scores = _ours(images, train, seen, tested, fit_distance(x[train], images.read))
     if num_rare == 0:
         scores |= _peers(images, train, tested, seed)
         hidden = rare[: round(CONTAMINATION * len(train))]
@@ -189,22 +189,28 @@ def compute(images: Images, num_rare: int, seed: int) -> dict[str, Any]:
 
 
 def compute_choice(images: Images, num_rare: int, seed: int) -> dict[str, Any]:
-    """Return the AUROC of the recipe few with each strength of its regression, and of its distance alone."""
+    """Return the figures of the recipe few with each strength of its regression, and of its distance alone.
+
+    ``rank`` is what training knows of the distance: the mean share of frequent images that are nearer than a rare one.
+    """
     train, seen, normal, rare = images.split(seed, num_rare)
     tested, cut = np.concatenate([normal, rare]), len(normal)
-    area = {}
+    distance = fit_distance(images.x[train], images.read)
+    ranks = [np.mean(distance.left_out < value) for value in distance.column(images.x[seen])]
+    found: dict[str, dict[str, float]] = {"auroc": {}, "recall": {}}
     for strength in STRENGTHS:
-        scores = _ours(images, train, seen, tested, strength)
-        area[f"{strength:g}"] = figures(scores["few"][:cut], scores["few"][cut:])["auroc"]
-    return {"distance": figures(scores["distance"][:cut], scores["distance"][cut:])["auroc"], "auroc": area}
+        scores = _ours(images, train, seen, tested, distance, strength)
+        for arm, name in (("distance", "distance"), ("few", f"{strength:g}")):
+            for figure, value in figures(scores[arm][:cut], scores[arm][cut:]).items():
+                found[figure][name] = value
+    return {"rank": round(100 * float(np.mean(ranks)), 2), **found}
 
 
 def _ours(
-    images: Images, train: Floats, seen: Floats, tested: Floats, strength: float | None = None
+    images: Images, train: Floats, seen: Floats, tested: Floats, distance: Distance, strength: float | None = None
 ) -> dict[str, Floats]:
     """Return the scores of the recipe few, and of its distance alone. ``strength`` replaces that of the recipe."""
     x, rows = images.x, np.concatenate([train, seen])
-    distance = fit_distance(x[train], images.read)
     column = np.concatenate([distance.left_out, distance.column(x[seen])])
     labels = np.repeat([0, 1], [len(train), len(seen)])
     mixed = fit_mixed(x[rows], column, labels, 0, 2, importance=images.importance, strength=strength)
@@ -286,20 +292,22 @@ def table(lines: list[Line], data: str, figure: str) -> str:
         row = [arm]
         for num in RARE:
             values = [line["arms"][arm][figure] for line in own if line["rare"] == num and arm in line["arms"]]
-            row.append(f"{np.mean(values):.1f}" if values else "")
+            row.append(_mean(values))
         rows.append(row)
     return shared.table(" | ".join([f"{data}: {figure}", *map(str, RARE)]), rows)
 
 
-def choice_table(lines: list[Line], data: str) -> str:
-    """Return the mean AUROC with each strength as a table, and that of the distance alone."""
+def choice_table(lines: list[Line], data: str, figure: str) -> str:
+    """Return the mean of a figure with each strength as a table, with the distance alone, and the mean rank."""
     own = [line for line in lines if line["data"] == data]
-    rows = []
-    for arm in ("distance", *own[0]["auroc"]):
-        values = ([line["distance"] if arm == "distance" else line["auroc"][arm] for line in own if line["rare"] == num]
-                  for num in RARE[1:])  # fmt: skip
-        rows.append([arm, *(f"{np.mean(each):.1f}" if each else "" for each in values)])
-    return shared.table(" | ".join([f"{data}: strength C", *map(str, RARE[1:])]), rows)
+    by_rare = [[line for line in own if line["rare"] == num] for num in RARE[1:]]
+    rows = [["mean rank of the rare training images", *(_mean([line["rank"] for line in each]) for each in by_rare)]]
+    rows += [[arm, *(_mean([line[figure][arm] for line in each]) for each in by_rare)] for arm in own[0][figure]]
+    return shared.table(" | ".join([f"{data}: {figure} by strength C", *map(str, RARE[1:])]), rows)
+
+
+def _mean(values: list[float]) -> str:
+    return f"{np.mean(values):.1f}" if values else ""
 
 
 def main() -> None:
@@ -341,7 +349,7 @@ def main() -> None:
         print(table(lines, name, "auroc"), table(lines, name, "recall"), sep="\n\n", end="\n\n")
     chosen = shared.read(CHOICE)
     for name in dict.fromkeys(line["data"] for line in chosen):
-        print(choice_table(chosen, name), end="\n\n")
+        print(choice_table(chosen, name, "auroc"), choice_table(chosen, name, "recall"), sep="\n\n", end="\n\n")
 
 
 if __name__ == "__main__":

@@ -103,6 +103,26 @@ def test_predict_finds_columns_by_their_names(folder: Path, call: Call, tmp_path
     assert [row["predicted"] for row in again] == [row["predicted"] for row in rows]
 
 
+def test_vectors_have_typicality_and_sets_and_groups(folder: Path, call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    fitted = call("fit", folder / "v.npz", "--group", "patient", "--folds", "3", "--decide", "sets:0.8", "--out", out)
+    assert "by comparison with 80 of them, which are 40 groups. With so few, the share of false" in fitted.err
+    assert "recipe quick could not" not in fitted.err
+    far = matrix(1)
+    far[:6] += 500
+    np.savez(tmp_path / "new.npz", features=far, patient=GROUPS)
+    ended = call("predict", out, tmp_path / "new.npz", "--group", "patient")
+    rows = list(csv.DictReader(ended.out.splitlines()))
+    assert all(row["unfamiliar"] == "true" for row in rows[:6])
+    assert sum(row["unfamiliar"] == "true" for row in rows) < 12
+    assert {row["set"] for row in rows} <= {"", "common", "rare", "common|rare"}
+    assert "With 40 known groups, this is an estimate." in ended.err
+    assert call("predict", out, tmp_path / "new.npz", "--group", "nobody").code == 2
+    assert call("predict", out, tmp_path / "new.npz", "--group-from", "{group}").code == 0
+    assert call("export", out, "--to", "card", "--out", tmp_path / "card.md").code == 0
+    assert "Images whose set holds their class: common " in (tmp_path / "card.md").read_text(encoding="utf-8")
+
+
 def test_evaluate_reads_other_tables_and_the_own_test_split(folder: Path, call: Call) -> None:
     ended = call("evaluate", folder / "folds", folder / "v.parquet", "--group", "patient", "--json")
     assert ended.code == 0

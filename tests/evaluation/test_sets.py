@@ -8,7 +8,7 @@ import pytest
 from lopsided.errors import InputError
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.decision import ASK, Decision, explain, resolve
-from lopsided.evaluation.doubt import doubt_words, measure_doubt, trade_off
+from lopsided.evaluation.doubt import cross_sets, doubt_words, measure_doubt, measure_sets, measured_words, trade_off
 from lopsided.evaluation.sets import fit_sets, members
 from lopsided.recipe.rules import parse_rule
 
@@ -115,6 +115,16 @@ def test_what_sets_and_abstention_did_is_counted() -> None:
     assert asked["asked"]["value"] == 0.5
     assert asked["errors"]["value"] == 0.5
     assert measure_doubt(Decision(), p, labels, ["a", "b"]) == {}
+    assert measured_words(Decision(), HeldBack(p, labels), ["a", "b"]) == []
+
+
+def test_sets_that_are_fitted_to_the_images_are_judged_by_thresholds_of_others() -> None:
+    held = held_back(60, 3)
+    decision = resolve("sets:0.9", ["a", "b"], (0.9, 0.1), held)
+    words = [measured_words(decision, held, ["a", "b"], fitted_to=fitted) for fitted in (False, True)]
+    assert words[0] == doubt_words(measure_doubt(decision, held.probabilities, held.labels, ["a", "b"], held.groups))
+    crossed = measure_sets(cross_sets(held, 0.9), held.labels, ["a", "b"], held.groups)
+    assert words[1] == doubt_words({"sets": crossed}) != words[0]
 
 
 def test_the_trade_off_holds_where_the_model_is_used() -> None:

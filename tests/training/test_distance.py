@@ -6,7 +6,15 @@ import torch
 from scipy.spatial.distance import mahalanobis
 
 from lopsided.models.heads import DistanceHead
-from lopsided.training.distance import EXPECTED, PULL, SHRINKAGE, fit_distance, fit_mixed
+from lopsided.training.distance import (
+    EXPECTED,
+    EXPECTED_NEAR,
+    PULL,
+    SHRINKAGE,
+    expected_strength,
+    fit_distance,
+    fit_mixed,
+)
 from lopsided.training.methods.distance import _state
 from lopsided.training.regression import USUAL, fit_regression
 
@@ -70,15 +78,34 @@ def test_one_image_or_equal_images_give_finite_numbers(x: np.ndarray) -> None:
     assert all(np.isfinite(part).all() for part in (found.column(images(5)), mixed.bias, mixed.pull))
 
 
-def test_one_rare_image_gets_a_strong_penalty_and_each_further_one_weakens_it() -> None:
-    strengths = []
+def test_one_rare_image_far_away_gets_a_strong_penalty_and_each_further_one_weakens_it() -> None:
+    strengths, normal = [], images(200)
     for num in (1, 4, 40):
-        x, labels = images(200 + num), np.repeat([0, 1], [200, num])
-        mixed = fit_mixed(x, fit_distance(x, ALL).left_out, labels, 0, 2)
+        x, labels = np.concatenate([normal, images(num, seed=1, shift=6.0)]), np.repeat([0, 1], [200, num])
+        found = fit_distance(normal, ALL)
+        mixed = fit_mixed(x, np.concatenate([found.left_out, found.column(x[200:])]), labels, 0, 2)
         assert mixed.regression is not None
         strengths.append(mixed.regression.strength)
     assert strengths[0] == EXPECTED < USUAL
     assert strengths == sorted(strengths)
+
+
+def test_the_penalty_is_weaker_if_rare_images_are_not_far_away() -> None:
+    column, normal = np.append(np.linspace(0, 1, 100), [0.0]), np.append(np.full(100, True), [False])
+
+    def strength(rank: float, number: int) -> float:
+        column[-1] = rank
+        return expected_strength(column, normal, number)
+
+    ranks = (0.99, 0.8, 0.6, 0.3)
+    for number in (1, 5, 20):
+        found = [strength(rank, number) for rank in ranks]
+        assert found == sorted(found)
+        assert found[-1] <= EXPECTED_NEAR
+    assert strength(0.99, 1) == pytest.approx(EXPECTED)
+    assert strength(0.99, 5) == pytest.approx(5 * EXPECTED)
+    assert strength(0.0, 20) == pytest.approx(EXPECTED_NEAR)
+    assert strength(0.5, 1) < strength(0.5, 5), "One image is weak evidence that the distance says nothing."
 
 
 def test_twenty_rare_images_choose_the_strength_near_the_expected_one() -> None:

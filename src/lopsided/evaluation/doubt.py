@@ -13,6 +13,7 @@ from lopsided.evaluation.calibration import Codes, Floats, HeldBack, at_prevalen
 from lopsided.evaluation.decision import Decision
 from lopsided.evaluation.intervals import UNDEFINED, Figure, around, share_interval
 from lopsided.evaluation.sets import Bools, asks, fit_sets, members
+from lopsided.recipe.rules import parse_rule
 
 LEVEL = 0.95
 ERRORS = (0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002)
@@ -29,6 +30,19 @@ def measure_doubt(
     if decision.error is not None:
         return {"abstain": _abstained(decision.asks(p), decision.decide(p) != labels, labels, classes, groups)}
     return {}
+
+
+def measured_words(
+    decision: Decision, held: HeldBack, classes: Sequence[str], *, fitted_to: bool = False, seed: int = 0
+) -> list[str]:
+    """Return in sentences how sets or abstention did on labelled images; nothing if the rule has neither.
+
+    If the thresholds of the sets are ``fitted_to`` these images, each is judged by thresholds of other images.
+    """
+    if fitted_to and decision.sets:
+        sets = cross_sets(held, parse_rule(decision.rule).bound, seed)
+        return doubt_words({"sets": measure_sets(sets, held.labels, classes, held.groups)})
+    return doubt_words(measure_doubt(decision, held.probabilities, held.labels, classes, held.groups))
 
 
 def measure_sets(sets: Bools, labels: Codes, classes: Sequence[str], groups: Groups = None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from lopsided.data.splits import Leaks, Splits
 from lopsided.errors import RunError
 from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence, prior_of
 from lopsided.evaluation.decision import Decision, resolve
+from lopsided.evaluation.doubt import measured_words
 from lopsided.evaluation.folds import figures_by_rule, mean_evaluation, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import evaluate
 from lopsided.evaluation.typicality import Bank
@@ -300,6 +301,8 @@ class FoldResults:
         mean["notes"] = [*mean["notes"], RANKS_NOTE]
         if parse_rule(self.rule).fitted:
             mean["notes"].append(results.FITTED_NOTE)
+        shown = HeldBack(settled[0][0][rows], labels, groups)
+        mean["notes"] += measured_words(decision, shown, self.classes, fitted_to=True, seed=seed)
         if len(settled) > 1:
             text = f"The metrics are means over {len(settled)} repeats. Predictions and confusion are of the first one."
             mean["notes"] = [*mean["notes"], text]

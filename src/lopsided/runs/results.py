@@ -20,6 +20,7 @@ from lopsided.data.prepare import training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks
 from lopsided.evaluation.calibration import HeldBack
+from lopsided.evaluation.doubt import measured_words
 from lopsided.evaluation.folds import decided_unseen, figures_by_rule
 from lopsided.evaluation.metrics import evaluate
 from lopsided.facts import Fact
@@ -164,6 +165,8 @@ def _figures(
     ).to_dict()
     if split == "val" and parse_rule(card.decision.rule).fitted:
         figures["notes"].append(FITTED_NOTE)
+    shown, fitted = HeldBack(p, labels, part.groups), split == "val"
+    figures["notes"] += measured_words(card.decision, shown, part.classes, fitted_to=fitted, seed=seed)
     rules = ("plain", "balanced", "tuned")
     return {**figures, "rules": figures_by_rule(rules, card.classes, card.prior, p, labels, held)}
 

@@ -21,6 +21,7 @@ import torch
 from lopsided.data.inputs import Indices, Part, Prepared, prepare
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
+from lopsided.data.vectors import Vectors
 from lopsided.errors import LopsidedError
 from lopsided.evaluation.calibration import HeldBack, prior_of
 from lopsided.evaluation.decision import resolve
@@ -225,7 +226,7 @@ def classify_by_quick(
         for name, rows in splits.parts()
     }
     names = [name for name in ("val", "test") if len(few[name]) >= LEAST_EVALUATED]
-    if len(few["train"]) < LEAST_TRAIN or not names:
+    if len(few["train"]) < LEAST_TRAIN or not names or isinstance(source.images, Vectors):
         return {}
     begin = perf_counter()
     base = named_recipe("quick").override(seed=recipe.seed, threads=recipe.threads, fast=recipe.fast)

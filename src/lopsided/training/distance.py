@@ -34,8 +34,12 @@ PULL = 1.5
 """The weight of the column before there are rare images: log odds per deviation of the log distance."""
 FREEDOM = 10.0
 """How freely rare images move the weight of the column, as a multiple of the freedom of a feature."""
-EXPECTED = 1e-4
-"""The value of C that is expected, per image of the rarest class: one image alone hardly moves the ranking."""
+EXPECTED, EXPECTED_NEAR = 1e-4, 1e-2
+"""The value of C that is expected per image of the rarest class if rare images are far away, so that one image alone
+hardly moves the ranking by the distance; and the value for any number of them if they are not."""
+USUAL_RANK, NEAR, FAR_AWAY = 0.85, 0.6, 0.9
+"""The share of frequent images that are nearer than a rare one: what is assumed before there are rare images, as if by
+one of them; from which share on, and up to which, the distance counts more and more."""
 FAR = 0.99
 """Without rare images, an image is as likely rare as not, beside the prior, if it is farther than this share."""
 
@@ -136,9 +140,9 @@ def fit_mixed(
     """Fit a regression on features and the column of the distance, whose weight is ``PULL`` without rare images.
 
     The penalty draws the weights of the features to 0 and that of the column to ``PULL``, so that each rare image moves
-    the model from the distance towards what the images say. The penalty is weaker with each rare image. Inner folds
-    alone would choose it badly: by the log loss of 20 rare solar cells, the distance alone is often the best, and it
-    ranks 1 point worse.
+    the model from the distance towards what the images say. How far depends on whether the rare images are far away
+    (``expected_strength``). Inner folds alone would choose the penalty badly: by the log loss of 20 rare solar cells,
+    the distance alone is often the best, and it ranks 1 point worse.
     """
     rare = np.arange(num_classes) != normal
     pull = PULL * np.where(rare, 1.0, 0.0) - PULL * rare.mean()
@@ -160,6 +164,20 @@ def fit_mixed(
         seed=seed,
         importance=np.append(base, FREEDOM),
         offset=column[:, None] * pull,
-        expected=float(np.clip(EXPECTED * rarest(labels, groups), STRENGTHS[0], STRENGTHS[-1])),
+        expected=expected_strength(column, labels == normal, rarest(labels, groups)),
     )
     return Mixed(fitted.weight[:, :-1], fitted.bias, pull + fitted.weight[:, -1], fitted)
+
+
+def expected_strength(column: Floats, normal: npt.NDArray[np.bool_], number: int) -> float:
+    """Return the value of C to expect by the distances of all images, and the number of images of the rarest class.
+
+    If most frequent images are nearer than the rare ones, as intact parts than broken ones, the distance is worth more
+    than a regression on a few images. If not, as in two diseases on one camera, only the regression can tell. The mean
+    rank of the rare images says which, already with one of them.
+    """
+    ranks = np.searchsorted(np.sort(column[normal]), column[~normal], side="left") / normal.sum()
+    mean = (USUAL_RANK + number * float(ranks.mean())) / (1 + number)
+    share = float(np.clip((mean - NEAR) / (FAR_AWAY - NEAR), 0, 1))
+    strength = (EXPECTED * number) ** share * EXPECTED_NEAR ** (1 - share)
+    return float(np.clip(strength, STRENGTHS[0], STRENGTHS[-1]))
