@@ -4,8 +4,9 @@
     python studies/few.py run --features OUT [--repeats 10]              # adds what records/few.jsonl lacks
     python studies/few.py patchcore --features OUT [--repeats 3]         # the same for PatchCore: minutes per repeat
     python studies/few.py quick --features OUT [--repeats 10]            # the same for the recipe quick
-    python studies/few.py choose --features OUT                          # splits 100 to 105: the strengths one by one
+    python studies/few.py choose --features OUT                          # splits 100 to 103: the strengths one by one
     python studies/few.py summary                                        # print the tables of the records
+    python studies/few.py auroc | recall                                 # print a table of docs/few.md
 
 DATA is ``cells``, with the folder ``elpv_dataset/data`` of the PyPI package elpv-dataset 1.0.0.post1 as FOLDER: label 0
 against label 1, both types, or ``isic`` with the folder ISIC2018 of the official layout: melanoma against
@@ -13,9 +14,9 @@ dermatofibroma. ``cells`` gives three sets: all, mono and poly.
 
 In each repeat, two thirds of the frequent images are for training, with the first k of the shuffled rare images; all
 others are for testing. Every arm gets the same features, those of the recipe few. AUROC and the recall at 5 % false
-alarms among the test images are in per cent. The strength of the regression was chosen on splits 100 to 105
-(records/few_choice.jsonl, from a search with the functions of ``choose``, which was not run itself), so
-not on those of the record, but on other splits of the same images.
+alarms among the test images are in per cent. How the strength of the regression depends on the number of rare images
+and on their distance was chosen on splits 100 to 103 (records/few_choice.jsonl), so not on those of the record, but on
+other splits of the same images.
 
     few               what the recipe few does
     distance          its distance alone, the same for every k
@@ -297,6 +298,24 @@ def table(lines: list[Line], data: str, figure: str) -> str:
     return shared.table(" | ".join([f"{data}: {figure}", *map(str, RARE)]), rows)
 
 
+NAMES = {"cells": "solar cells", "isic": "skin lesions"}
+ARMS = {"few": "`few`", "distance": "distance", "regression": "regression", "quick": "`quick`, five splits",
+        "one-class SVM": "one-class SVM", "isolation forest": "isolation forest",
+        "PatchCore": "bank of patches, three splits"}  # fmt: skip
+
+
+def page_table(lines: list[Line], figure: str) -> str:
+    """Return the table of the docs: the means of a figure for both data sets."""
+    rows = []
+    for data, title in NAMES.items():
+        for arm, name in ARMS.items():
+            found = {num: [line["arms"][arm][figure] for line in lines
+                           if (line["data"], line["rare"]) == (data, num) and arm in line["arms"]]
+                     for num in RARE}  # fmt: skip
+            rows.append([f"{title}: {name}", *(_mean(values) for values in found.values())])
+    return shared.table(" | ".join(["rare training images", *map(str, RARE)]), rows)
+
+
 def choice_table(lines: list[Line], data: str, figure: str) -> str:
     """Return the mean of a figure with each strength as a table, with the distance alone, and the mean rank."""
     own = [line for line in lines if line["data"] == data]
@@ -313,7 +332,8 @@ def _mean(values: list[float]) -> str:
 def main() -> None:
     """Compute features or what the record lacks, or print the tables."""
     parser = shared.parser(__doc__)
-    parser.add_argument("what", choices=["features", "run", "quick", "patchcore", "choose", "summary"])
+    computed, printed = ["features", "run", "quick", "patchcore", "choose"], ["summary", "auroc", "recall"]
+    parser.add_argument("what", choices=computed + printed)
     parser.add_argument("data", nargs="?", choices=["cells", "isic"])
     parser.add_argument("--images", type=Path, help="the folder of the images")
     parser.add_argument("--features", type=Path, default=Path(), help="the folder of the features")
@@ -345,6 +365,9 @@ def main() -> None:
             asked = ({"data": name, "rare": 0, "repeat": repeat, "bank": BANK} for repeat in range(given.repeats))
             shared.compute_missing(RECORD, asked, lambda cell, of=images: compute_patchcore(of, cell["repeat"]))
     lines = shared.read(RECORD)
+    if given.what in ("auroc", "recall"):
+        print(page_table(lines, given.what))
+        return
     for name in dict.fromkeys(line["data"] for line in lines):
         print(table(lines, name, "auroc"), table(lines, name, "recall"), sep="\n\n", end="\n\n")
     chosen = shared.read(CHOICE)

@@ -4,9 +4,9 @@
     python studies/rebuild.py --check     # write nothing; name what differs, and exit with 1 if anything does
 
 A table stands between ``<!-- name -->`` and ``<!-- end name -->``. ``TABLES`` says where it comes from; a mark without
-an entry is an error, so that no table is without its source. ``BY_HAND`` are the exceptions. docs/paper-tables.md and
-docs/understand have marks of their own (scripts/results.py, scripts/site_figures.py), which this command renews as
-well. Figures are compared without the version of matplotlib that drew them.
+an entry is an error, so that no table is without its source. docs/paper-tables.md and docs/understand have marks of
+their own (scripts/results.py, scripts/site_figures.py), which this command renews as well. Figures are compared without
+the version of matplotlib that drew them.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "adapters": partial(printed, "adapters.py", "summary"),
         "fine-tune": partial(printed, "fine_tune.py", "summary"),
     },
+    "few.md": {"few": partial(printed, "few.py", "auroc"), "few-recall": partial(printed, "few.py", "recall")},
     "trust.md": {"false-alarms": partial(printed, "false_alarms.py", "summary")},
     "views.md": {"views": partial(printed, "views.py", "summary")},
     "recipe-tables.md": {
@@ -92,8 +93,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     },
 }
 """The tables of each page, by the names of their marks."""
-BY_HAND = {("few.md", "few")}
-"""Tables whose rows are chosen and named by hand from what the study prints."""
 
 
 def marks(page: str) -> list[str]:
@@ -115,7 +114,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]:
         text = path.read_text(encoding="utf-8")
         known = TABLES.get(path.name, {})
-        named = [name for name in marks(text) if (path.name, name) not in BY_HAND]
+        named = marks(text)
         if unknown := [name for name in named if name not in known]:
             raise SystemExit(f"docs/{path.name}: nothing computes the table {', '.join(unknown)}. Add it to TABLES.")
         for name in named:
