@@ -352,7 +352,8 @@ def main() -> None:
             shared.compute_missing(CHOICE, choices, lambda c, of=images: compute_choice(of, c["rare"], c["repeat"]))
             continue
         if given.what == "quick":
-            trials = (cell | {"recipe": "quick"} for cell in cells(given.repeats, name) if cell["rare"])
+            numbers = ((num, repeat) for repeat in range(given.repeats) for num in RARE[1:])
+            trials = ({"data": name, "rare": num, "repeat": repeat, "recipe": "quick"} for num, repeat in numbers)
             shared.compute_missing(
                 RECORD, trials, lambda c, of=images: compute_recipe_quick(of, c["rare"], c["repeat"])
             )

@@ -101,11 +101,11 @@ def test_the_penalty_is_weaker_if_rare_images_are_not_far_away() -> None:
     for number in (1, 5, 20):
         found = [strength(rank, number) for rank in ranks]
         assert found == sorted(found)
-        assert found[-1] <= EXPECTED_NEAR
+        assert found[-1] <= number * EXPECTED_NEAR
     assert strength(0.99, 1) == pytest.approx(EXPECTED)
     assert strength(0.99, 5) == pytest.approx(5 * EXPECTED)
-    assert strength(0.0, 20) == pytest.approx(EXPECTED_NEAR)
-    assert strength(0.5, 1) < strength(0.5, 5), "One image is weak evidence that the distance says nothing."
+    assert strength(0.0, 20) == pytest.approx(20 * EXPECTED_NEAR)
+    assert strength(0.5, 1) < strength(0.5, 5) / 5, "One image is weak evidence that the distance says nothing."
 
 
 def test_twenty_rare_images_choose_the_strength_near_the_expected_one() -> None:

@@ -126,7 +126,7 @@ def evaluate_model(
         seen = familiarity.to_dict(source.groups)
         rows = np.flatnonzero(~familiarity.bank.is_unfamiliar(typicality, familiarity.asked))
         groups = None if source.groups is None else source.groups[rows]
-        if 0 < len(rows) < len(p):
+        if 0 < len(rows) < len(p) and not card.scores_distance:  # There, what is unlike is what is looked for.
             familiar = evaluate(
                 source.labels[rows], p[rows], decided[rows], classes=card.classes, seed=seed, groups=groups
             )

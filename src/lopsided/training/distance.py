@@ -34,12 +34,12 @@ PULL = 1.5
 """The weight of the column before there are rare images: log odds per deviation of the log distance."""
 FREEDOM = 10.0
 """How freely rare images move the weight of the column, as a multiple of the freedom of a feature."""
-EXPECTED, EXPECTED_NEAR = 1e-4, 1e-2
-"""The value of C that is expected per image of the rarest class if rare images are far away, so that one image alone
-hardly moves the ranking by the distance; and the value for any number of them if they are not."""
-USUAL_RANK, NEAR, FAR_AWAY = 0.85, 0.6, 0.9
+EXPECTED, EXPECTED_NEAR = 1e-4, 1e-3
+"""The value of C that is expected per image of the rarest class: if rare images are far away, so that one image alone
+hardly moves the ranking by the distance, and if they are not."""
+USUAL_RANK, USUAL_IMAGES, NEAR, FAR_AWAY = 0.9, 2, 0.6, 0.9
 """The share of frequent images that are nearer than a rare one: what is assumed before there are rare images, as if by
-one of them; from which share on, and up to which, the distance counts more and more."""
+so many of them; from which share on, and up to which, the distance counts more and more."""
 FAR = 0.99
 """Without rare images, an image is as likely rare as not, beside the prior, if it is farther than this share."""
 
@@ -177,7 +177,7 @@ def expected_strength(column: Floats, normal: npt.NDArray[np.bool_], number: int
     rank of the rare images says which, already with one of them.
     """
     ranks = np.searchsorted(np.sort(column[normal]), column[~normal], side="left") / normal.sum()
-    mean = (USUAL_RANK + number * float(ranks.mean())) / (1 + number)
+    mean = (USUAL_IMAGES * USUAL_RANK + number * float(ranks.mean())) / (USUAL_IMAGES + number)
     share = float(np.clip((mean - NEAR) / (FAR_AWAY - NEAR), 0, 1))
-    strength = (EXPECTED * number) ** share * EXPECTED_NEAR ** (1 - share)
-    return float(np.clip(strength, STRENGTHS[0], STRENGTHS[-1]))
+    strength = EXPECTED**share * EXPECTED_NEAR ** (1 - share)
+    return float(np.clip(number * strength, STRENGTHS[0], STRENGTHS[-1]))
