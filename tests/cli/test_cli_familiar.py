@@ -87,6 +87,9 @@ def test_unfamiliar_images_are_left_out_or_come_first(
         assert rows_of(out.read_text()) == ([*unfamiliar, *others] if place == "first" else others)
     told = json.loads(call("predict", frozen, odd, "--out", out, "--json", "--quiet").out)
     assert told["unfamiliar"]["number"] == 7
+    alone = call("predict", frozen, odd / "blue.png", "--out", tmp_path / "one.csv")
+    assert "1 image predicted" in alone.out
+    assert "The image is unlike the training images." in alone.err
     lines = call("predict", frozen, odd, other_photos, "--json", "--unfamiliar", "first").out.splitlines()
     assert [json.loads(line)["unfamiliar"] for line in lines] == [True] * len(unfamiliar) + [False] * len(others)
 

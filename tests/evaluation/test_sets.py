@@ -9,7 +9,7 @@ from lopsided.errors import InputError
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.decision import ASK, Decision, explain, resolve
 from lopsided.evaluation.doubt import cross_sets, doubt_words, measure_doubt, measure_sets, measured_words, trade_off
-from lopsided.evaluation.sets import fit_sets, members
+from lopsided.evaluation.sets import SetThresholds, fit_sets, members
 from lopsided.recipe.rules import parse_rule
 
 
@@ -116,6 +116,12 @@ def test_what_sets_and_abstention_did_is_counted() -> None:
     assert asked["errors"]["value"] == 0.5
     assert measure_doubt(Decision(), p, labels, ["a", "b"]) == {}
     assert measured_words(Decision(), HeldBack(p, labels), ["a", "b"]) == []
+
+
+def test_one_image_is_singular() -> None:
+    words = SetThresholds(0.9, (0.0, 0.3), (1, 2), "groups").words(["a", "b"], "validation")
+    assert words[1] == "1 group of a is too few for 90%, so that a is in every set; it suffices for 50%."
+    assert words[2] == "2 groups of b are too few for 90%, so that b is in every set; they suffice for 66.6%."
 
 
 def test_sets_that_are_fitted_to_the_images_are_judged_by_thresholds_of_others() -> None:

@@ -135,17 +135,18 @@ def _trade_off_lines(result: Mapping[str, Any]) -> list[str]:
 
 def _show(result: Mapping[str, Any], what: str, focus: str | None, rule: str, out: Path | None) -> None:
     from lopsided.evaluation.doubt import doubt_words
+    from lopsided.recipe.words import amount
     from lopsided.runs.metrics import headlines
 
     for item in result["unreadable"]:
         say(f"skipped unreadable image: {item['name']} ({item['reason']})")
     lines = [line.words(shortened(line.label)) for line in headlines(result, focus)]
-    counts = "\n".join([f"{what}: {result['num_images']:,} images", "", *lines])
+    counts = "\n".join([f"{what}: {amount(result['num_images'], 'image')}", "", *lines])
     show(f"{counts}\n\n{figures_table(result)}\n\n{rule}")
     for line in [*doubt_words(result), *_trade_off_lines(result)]:
         show(f"\n{line}")
     if "familiar" in result:
         familiar = result["familiar"]
-        show(f"\nWithout unfamiliar images: {familiar['num_images']:,} images\n\n{figures_table(familiar)}")
+        show(f"\nWithout unfamiliar images: {amount(familiar['num_images'], 'image')}\n\n{figures_table(familiar)}")
     if out is not None:
         show(f"\nWritten to {out}.")

@@ -278,6 +278,8 @@ def _mapped(
 
 
 def _tell(summary: Summary, out: Path | None, familiarity: Familiarity | None, *, as_json: bool) -> None:
+    from lopsided.recipe.words import amount
+
     tell_unreadable([(str(error.path), error.reason) for error in summary.unreadable], summary.num_unreadable, out)
     seen = {} if familiarity is None else familiarity.to_dict()
     if out is not None and as_json:
@@ -285,7 +287,7 @@ def _tell(summary: Summary, out: Path | None, familiarity: Familiarity | None, *
     elif out is not None:
         numbers = ", ".join(f"{number:,} {shortened(name)}" for name, number in summary.predicted.items())
         dropped = f", {summary.num_dropped:,} unfamiliar left out" if summary.num_dropped else ""
-        words = f"{summary.num_predicted:,} images predicted ({numbers}){dropped}"
+        words = f"{amount(summary.num_predicted, 'image')} predicted ({numbers}){dropped}"
         show(f"{words}, {summary.num_unreadable:,} unreadable: {out}")
 
 

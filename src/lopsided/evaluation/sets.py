@@ -52,9 +52,12 @@ class SetThresholds:
         ]
         for name, number, best in zip(classes, self.units, self.reached, strict=True):
             if best < self.level:
+                are, what, they = ("is", self.unit.removesuffix("s"), "it suffices")
+                if number != 1:
+                    are, what, they = "are", self.unit, "they suffice"
                 words.append(
-                    f"{number:,} {self.unit} of {name} are too few for {percent}, so that {name} is in every set; they "
-                    f"suffice for {np.floor(1000 * best) / 10:g}%."
+                    f"{number:,} {what} of {name} {are} too few for {percent}, so that {name} is in every set; {they} "
+                    f"for {np.floor(1000 * best) / 10:g}%."
                 )
         return words
 
