@@ -5,6 +5,7 @@
     python studies/layers.py summary                            # the table of the record
     python studies/layers.py heads                              # the mean of regressions against one, and the old mean
     python studies/layers.py views                              # thorough minus quick, paired by repeat
+    python studies/layers.py trials                             # the classifiers that were tried
 
 DATA is one of ``isic``, ``few``, ``tops`` and ``fashion``, with the settings and repeats of ``studies/study.py``, so
 that lines of ``study.jsonl`` are about the same images: five folds by lesion, T-shirts and shirts at 90:10, 95:5 and
@@ -49,7 +50,7 @@ from lopsided.training.averaged import fit_averaged
 from lopsided.training.regression import balanced_log_loss, fit_regression
 from shared import Floats
 
-RECORD = shared.RECORDS / "layers.jsonl"
+RECORD, TRIALS = shared.RECORDS / "layers.jsonl", shared.RECORDS / "heads.jsonl"
 ENCODER = "tf_efficientnet_lite0"
 EVERYTHING = f"{ENCODER}+stages+regions+pixels"
 """The encoder whose features are written. An arm takes the columns of the blocks that it has."""
@@ -219,7 +220,29 @@ def views() -> str:
     return shared.table(head, rows)
 
 
-TABLES = {"summary": summary, "heads": heads, "views": views}
+def trials() -> str:
+    """Return a row for each trial of a classifier: balanced accuracy and AUROC in each setting, and the repeats.
+
+    L is a logistic regression, R a ridge regression with classes that count alike, whose strength is chosen by the
+    squared error (stage 1: by the log loss after Platt scaling), Q one by the log loss, P one with images that count
+    alike; ``all`` is on all features, ``parts`` on each kind of them. In stage 2 the path of strengths ends where it
+    ends in the worst inner fold, in stage 3 with all folds together.
+    """
+    lines = shared.read(TRIALS)
+    settings = list(dict.fromkeys((line["data"], line["cell"]) for line in lines))
+    rows = []
+    for key in dict.fromkeys((line["stage"], line["features"], line["head"]) for line in lines):
+        own = [line for line in lines if (line["stage"], line["features"], line["head"]) == key]
+        cells = []
+        for setting in settings:
+            runs = [line for line in own if (line["data"], line["cell"]) == setting]
+            means = [f"{np.mean([run[name] for run in runs]):.1f}" for name in ("uwa", "auroc")] if runs else []
+            cells.append(f"{' / '.join(means)} ({len(runs)})" if runs else "")
+        rows.append((*key, *cells))
+    return shared.table(" | ".join(["stage", "features", "head", *(" ".join(each) for each in settings)]), rows)
+
+
+TABLES = {"summary": summary, "heads": heads, "views": views, "trials": trials}
 
 
 def main() -> None:
