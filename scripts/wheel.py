@@ -23,16 +23,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src")
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-COMMANDS = (
-    "data --sample photos",
-    "data photos",
-    "fit photos --recipe quick",
-    "report",
-    "predict photos-more --out answers.csv",
-    "evaluate photos-more",
-    "export --to onnx",
-)
-"""The commands of docs/start.md, with the recipe that takes seconds."""
+
+
+def commands() -> list[str]:
+    """Return the commands of docs/start.md, in their order."""
+    page = (ROOT / "docs" / "start.md").read_text("utf-8")
+    return re.findall(r"^(?:\$ )?lopsided (.+)$", page, flags=re.MULTILINE)
 
 
 def absolute_links(text: str, home: str) -> str:
@@ -72,7 +68,7 @@ def check(wheel: Path, environment: Path) -> None:
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory() as folder:
         variables["LOPSIDED_CACHE"] = f"{folder}/cache"
-        for command in COMMANDS:
+        for command in commands():
             print(f"$ lopsided {command}", flush=True)
             subprocess.run([python, "-m", "lopsided", *command.split()], cwd=folder, env=variables, check=True)
 

@@ -20,6 +20,7 @@ import zipfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
@@ -282,13 +283,27 @@ def test_the_list_of_components_names_every_dependency_with_its_version(tmp_path
     assert depended <= refs
 
 
-def test_the_page_of_the_package_index_has_no_relative_link() -> None:
+def wheel_script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("wheel", ROOT / "scripts" / "wheel.py")
     assert spec is not None
     assert spec.loader is not None
-    wheel = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(wheel)
-    text = wheel.absolute_links((ROOT / "README.md").read_text(), "https://example.org/lopsided")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+def test_the_wheel_is_checked_by_all_commands_of_the_start_page() -> None:
+    commands = wheel_script().commands()
+    page = (ROOT / "docs" / "start.md").read_text()
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    said = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    assert [f"lopsided {command}" for command in commands] == [line for line in said if line.startswith("lopsided ")]
+    verbs = {command.split()[0] for command in commands}
+    assert verbs >= {"demo", "data", "fit", "report", "predict", "evaluate", "export"}
+
+
+def test_the_page_of_the_package_index_has_no_relative_link() -> None:
+    text = wheel_script().absolute_links((ROOT / "README.md").read_text(), "https://example.org/lopsided")
     links = re.findall(r"\]\(([^)\s]+)\)", text)
     assert len(links) > 20
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
