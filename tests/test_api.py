@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -79,7 +80,10 @@ def test_predictions_of_paths_pictures_arrays_and_frames_are_those_of_the_comman
         assert predictions.probabilities == pytest.approx(np.array(expected), abs=1e-6)
         assert predictions.classes == ("cat", "dog")
     assert list(run.predict(paths).to_frame().columns) == list(rows[0])
-    assert "<td>dog</td>" in run.predict(paths)._repr_html_()
+    assert "<td>dog</td>" in predictions._repr_html_()
+    counts = Counter(row["predicted"] for row in rows).most_common()
+    told = ", ".join(f"{number} {label}" for label, number in counts)
+    assert repr(predictions) == f"<{len(rows)} predictions: {told}>"
 
 
 def test_predictions_keep_order_and_number_of_the_images(run: lopsided.Run, photos: Path, tmp_path: Path) -> None:
@@ -142,13 +146,16 @@ def test_report_and_card_are_written(run: lopsided.Run, tmp_path: Path) -> None:
     assert run.export("card", tmp_path / "card.md").read_text().startswith("---")
 
 
-def test_a_notebook_shows_the_headline_numbers(run: lopsided.Run) -> None:
+def test_a_notebook_and_a_terminal_show_the_headline_numbers(run: lopsided.Run) -> None:
     assert run.metrics is not None
     dogs = run.metrics["test"]["per_class"][1]
-    text = run._repr_html_()
-    assert f"{run.metrics['test']['confusion'][1][1]} of {dogs['support']}" in text
-    assert "false alarms" in text
-    assert "balanced accuracy" in text
+    for text in (run._repr_html_(), repr(run)):
+        assert str(run.folder) in text
+        assert f"{run.metrics['test']['confusion'][1][1]} of {dogs['support']}" in text
+        assert "false alarms" in text
+        assert "balanced accuracy" in text
+    assert len(repr(run)) < 300 + len(str(run.folder))
+    assert repr(dataclasses.replace(run, metrics=None)).endswith("; not finished>")
 
 
 def test_runs_without_a_name_are_numbered_and_the_newest_is_opened(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -117,12 +118,12 @@ def open_run(folder: PathLike | None = None, *, device: str = "auto") -> Run:
     return Run(opened.folder, opened.recipe, opened.metrics, device)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run(folders.Run):
     """A run: its ``metrics``, and its model, which predicts, evaluates, finds and is exported.
 
     ``metrics`` is the content of ``metrics.json``, or None if the run is not finished. ``folder`` and ``recipe`` are
-    where it is and what it is. In a notebook a run shows its headline numbers.
+    where it is and what it is. In a terminal and in a notebook a run shows its headline numbers.
     """
 
     device: str = "auto"
@@ -326,26 +327,36 @@ class Run(folders.Run):
             self._opened[self.device] = open_model(self.folder, self.device)
         return self._opened[self.device]
 
+    def __repr__(self) -> str:
+        numbers = self._headlines()
+        told = numbers if isinstance(numbers, str) else ", ".join(f"{name}: {text}" for name, text in numbers.items())
+        return f"<{self.recipe.spec.title(self.recipe)} in {self.folder}; {told}>"
+
     def _repr_html_(self) -> str:
         title = f"<b>{escape(self.recipe.spec.title(self.recipe))}</b> in <code>{escape(str(self.folder))}</code>"
+        numbers = self._headlines()
+        if isinstance(numbers, str):
+            return f"<div>{title}: {numbers}</div>"
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in numbers.items())
+        return f"<div>{title}<table>{rows}</table></div>"
+
+    def _headlines(self) -> dict[str, str] | str:
+        """Return the three headline numbers, or why there are none."""
         split = None if self.metrics is None else judged_split(self.metrics)
         if self.metrics is None or split is None:
-            what = "not finished" if self.metrics is None else "no images were held out"
-            return f"<div>{title}: {what}</div>"
+            return "not finished" if self.metrics is None else "no images were held out"
         evaluation = self.metrics[split]
         uwa, rare = evaluation["figures"]["uwa"], headlines(evaluation, focus_of(self.recipe, self.metrics))[0]
         span = "" if uwa["low"] is None else f" ({100 * uwa['low']:.0f} to {100 * uwa['high']:.0f} %)"
         share = "" if rare.low is None or rare.high is None else f" ({100 * rare.low:.0f} to {100 * rare.high:.0f} %)"
-        numbers = {
+        return {
             f"found of {rare.label}": f"{rare.found:,} of {rare.images:,}{share}",
             "false alarms": f"{rare.false_alarms:,} among {rare.others:,}",
             "balanced accuracy": "not defined" if uwa["value"] is None else f"{100 * uwa['value']:.1f} %{span}",
         }
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in numbers.items())
-        return f"<div>{title}<table>{rows}</table></div>"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Predictions:
     """The classes of images. ``labels`` and the rows of ``probabilities`` are in the order of ``names``.
 
@@ -366,6 +377,11 @@ class Predictions:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def __repr__(self) -> str:
+        counts = Counter("unreadable" if label is None else label for label in self.labels)
+        told = ", ".join(f"{number:,} {label}" for label, number in counts.most_common())
+        return f"<{len(self):,} predictions: {told or 'none'}>"
 
     def to_frame(self) -> Any:
         """Return a data frame of pandas with the columns of ``lopsided predict``."""
