@@ -64,8 +64,9 @@ def check(wheel: Path, environment: Path) -> None:
     venv.create(environment, with_pip=True, clear=True)
     python = environment.resolve() / "bin" / "python"
     constraints = ["--constraint", ROOT / "constraints.txt"]
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *constraints, wheel], check=True)
+    # With the sources on the path, pip would say that lopsided is installed already.
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *constraints, wheel], env=variables, check=True)
     with tempfile.TemporaryDirectory() as folder:
         variables["LOPSIDED_CACHE"] = f"{folder}/cache"
         for command in commands():

@@ -66,8 +66,6 @@ def test_timm_loads_the_folder_and_gives_the_same_probabilities_of_a_file(kind: 
     result = hub.export_hub(model, card, tmp_path / "hub", "# Card\n")
     assert result["difference"] <= 1e-5
     path = photo(tmp_path, "L" if card.channels == 1 else "RGB")
-    if not hasattr(timm.models._hub, "load_model_config_from_path"):
-        pytest.skip("timm is older than 1.0.16")
     loaded = timm.create_model(f"local-dir:{tmp_path / 'hub'}", pretrained=True).eval()
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(loaded))
     with torch.no_grad():
@@ -143,8 +141,6 @@ def test_the_programs_of_a_card_give_the_answers_of_a_model_that_timm_cannot_rep
     assert label == CLASSES[int(card.decision.decide(expected[None])[0])]
     assert list(found) == list(CLASSES)
     np.testing.assert_allclose(list(found.values()), expected, atol=1e-5)
-    if not hasattr(timm.models._hub, "load_model_config_from_path"):
-        pytest.skip("timm is older than 1.0.16")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # A short example does not close its file.
         exec(compile(parts.replace("image.png", path.name), "README.md", "exec"), {})

@@ -92,12 +92,12 @@ class TiledTotal(torch.autograd.Function):
         """``arguments``: the eight of ``Arguments``, the factor of the sum, and the options of the kernel."""
         *inputs, ctx.factor = arguments[:9]
         ctx.wanted = of_z, of_reference, of_temperature = ctx.needs_input_grad[:3]
-        found = _run(*inputs, None, *arguments[9:], True, of_z or of_reference or of_temperature, of_reference)
+        values, *found = _run(*inputs, None, *arguments[9:], True, of_z or of_reference or of_temperature, of_reference)
         # The inputs are kept for the error of a second derivative alone, so only where there can be one.
         kept = [x if wanted else None for x, wanted in zip(inputs[:3], ctx.wanted, strict=True)]
-        ctx.save_for_backward(*kept, *found[1:])
-        ctx.mark_non_differentiable(found.values)
-        return found.values.sum() * ctx.factor, found.values
+        ctx.save_for_backward(*kept, *found)
+        ctx.mark_non_differentiable(values)
+        return values.sum() * ctx.factor, values
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -124,8 +124,8 @@ class TiledRows(torch.autograd.Function):
         """A second visit."""
         saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[:3]
         inputs = [None if x is None else x.detach() for x in saved]
-        found = _run(*inputs, grads[0].detach().contiguous(), *ctx.options, False, True, wanted[1])
-        kept = [one if is_wanted else None for one, is_wanted in zip(found[1:], wanted, strict=True)]
+        _, *found = _run(*inputs, grads[0].detach().contiguous(), *ctx.options, False, True, wanted[1])
+        kept = [one if is_wanted else None for one, is_wanted in zip(found, wanted, strict=True)]
         return *[_no_second_derivative(one, *saved[:3], grads[0]) for one in kept], *[None] * 11
 
 
