@@ -42,6 +42,7 @@ WORDS = [
         notes.expected_time(4.0, 0.0, 1),
         "This will take about 4 s: the features are cached, and 1 training with evaluation.",
     ),
+    (notes.time_left(34.2), "About 34 s left, by the time of the last training."),
     (
         notes.alike_images(3, "near.csv"),
         "3 pairs of images are almost the same: near.csv lists them. If they show the same thing, give them one group "

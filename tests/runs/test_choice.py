@@ -14,9 +14,9 @@ from lopsided.data.sources import open_source
 from lopsided.errors import InputError
 from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.runs import features, fitting, folds, run
+from lopsided.runs import duration, features, fitting, run
+from lopsided.runs.duration import Expected, expect, fold_seconds
 from lopsided.runs.fitting import choose_recipe
-from lopsided.runs.folds import fold_seconds, tell_time
 from lopsided.training.reporter import Reporter
 
 
@@ -69,19 +69,42 @@ class Facts(Reporter):
 def test_the_time_counts_features_folds_and_the_comparison_with_quick(
     photographs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folds, "TIMED", 8)
+    monkeypatch.setattr(duration, "TIMED", 8)
     monkeypatch.setattr(features, "feature_seconds", lambda recipe, source: 30.0 if recipe.data.image_size else 10.0)
-    source, told = open_source(str(photographs)), Facts()
-    one = fold_seconds(8, 2)
-    for recipe in (named_recipe("thorough"), named_recipe("quick"), named_recipe("from-scratch")):
-        tell_time(recipe.override(**{"data.folds": 5}), (source, None), told)
-    tell_time(named_recipe("quick"), (source, source), told)
-    values = [(fact.values["seconds"], fact.values["features"], fact.values["trainings"]) for fact in told.facts]
-    expected = [(40 + 12 * one, 40, 6), (10 + 6 * one, 10, 6), (20 + one, 20, 1)]
-    assert values == pytest.approx([pytest.approx(each, abs=0.1) for each in expected])
-    monkeypatch.setattr(folds, "TIMED", 9)
-    tell_time(named_recipe("quick"), (source, None), told)
-    assert len(told.facts) == 3
+    monkeypatch.setattr(duration, "slowness", lambda: 2.0)
+    source, rest = open_source(str(photographs)), 2 * duration.START_SECONDS
+    one, three = (2 * fold_seconds(8, 2, regressions) for regressions in (1, 3))
+    quick, thorough = named_recipe("quick"), named_recipe("thorough")
+    found = [
+        expect(thorough.override(**{"data.folds": 5}), (source, None)),
+        expect(quick.override(**{"data.folds": 5}), (source, None)),
+        expect(quick, (source, source)),
+    ]
+    values = [(each.seconds - rest, each.all_features, each.trainings) for each in found if each is not None]
+    expected = [(40 + 6 * three + 5 * one, 40, 6), (10 + 6 * one, 10, 6), (20 + one, 20, 1)]
+    assert values == [pytest.approx(each) for each in expected]
+    assert expect(named_recipe("from-scratch"), (source, None)) is None
+    monkeypatch.setattr(duration, "TIMED", 9)
+    assert expect(quick, (source, None)) is None
+
+
+def test_what_is_left_follows_the_pace_of_the_last_training() -> None:
+    known = Expected(features=30, compared_features=10, trainings=6, training=2.0, comparison=5.0, rest=4.0)
+    assert known.seconds == 30 + 10 + 6 * 2 + 5 + 4
+    assert known.left(2, 2.0) == 4 * 2 + 10 + 5 + 4
+    assert known.left(2, 6.0) == 4 * 6 + 10 + 3 * (5 + 4)  # Three times as slow as expected.
+
+
+def test_a_run_tells_its_time_before_it_begins_and_again_when_its_pace_is_known(
+    photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duration, "TIMED", 8)
+    told = Facts()
+    recipe = named_recipe("quick").override(**{"data.image_size": 32, "data.folds": 2, "compare_quick": False})
+    run.run_recipe(recipe, tmp_path / "run", data=str(photographs), reporter=told)
+    kinds = [fact.kind for fact in told.facts]
+    assert kinds.index("expected_time") < kinds.index("time_left")
+    assert all(fact.values["seconds"] > 0 for fact in told.facts if fact.kind in ("expected_time", "time_left"))
 
 
 def test_cached_features_take_no_time(photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,12 @@ def expected_time(seconds: float, features: float, trainings: int) -> str:
 
 
 @note("run")
+def time_left(seconds: float) -> str:
+    """How long the rest of the run will take, by the pace of its trainings."""
+    return f"About {_about(seconds)} left, by the time of the last training."
+
+
+@note("run")
 def few_by_counts(rare: int) -> str:
     """The recipe few was taken, because there are no or few images of a second class."""
     images = _some(rare, "only 1 image of the rarer class", "images of the rarer class") if rare else "one class only"

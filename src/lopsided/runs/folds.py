@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,14 +21,13 @@ from lopsided import files
 from lopsided.data.prepare import Sources, data_seed, split_rule
 from lopsided.data.sources import Source
 from lopsided.data.splits import fold_numbers, fold_recipes, most_folds, whole_recipe
-from lopsided.data.vectors import Vectors
-from lopsided.errors import LopsidedError
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import settle_scores
 from lopsided.facts import Fact, notes
 from lopsided.inference.feature_cache import cache_root
-from lopsided.recipe import Recipe, named_recipe
+from lopsided.recipe import Recipe
 from lopsided.runs.driver import drive
+from lopsided.runs.duration import FEATURE_SECONDS, Expected, fold_seconds
 from lopsided.runs.engines import Engine, Here
 from lopsided.runs.fold_results import Codes, FoldResults
 from lopsided.runs.folder import COMPARISON, FEATURES, FOLDS, METRICS, RECIPE, WHOLE, place
@@ -46,12 +46,6 @@ if TYPE_CHECKING:
 
 USUAL_FOLDS, RARE, CHEAP_SECONDS = 5, 200, 600.0
 """Folds are the default with fewer than ``RARE`` images of a class, if they take at most ``CHEAP_SECONDS`` longer."""
-FOLD_SECONDS, IMAGE_SECONDS, CLASS_SECONDS, FEATURE_SECONDS = 2.0, 0.004, 1e-4, 0.02
-"""Seconds of one fold with a frozen encoder, of each image in a fold, of each image and class, and of one pass through
-an encoder: a rough guide."""
-
-TIMED = 100
-"""With fewer images, nobody waits long enough to ask for the time."""
 
 
 def has_folds(recipe: Recipe) -> bool:
@@ -84,34 +78,6 @@ def default_folds(
     if seconds > CHEAP_SECONDS:
         return None, [notes.split_by_default(rarest, counts[rarest], seconds)]
     return folds, [notes.folds_by_default(folds, rarest, counts[rarest], recipe.data.test, seconds)]
-
-
-def fold_seconds(images: int, classes: int) -> float:
-    """Return about how long the training of one fold takes with a frozen encoder whose features are cached."""
-    return FOLD_SECONDS + (IMAGE_SECONDS + CLASS_SECONDS * classes) * images
-
-
-def tell_time(recipe: Recipe, opened: tuple[Source, Source | None], reporter: Reporter) -> None:
-    """Tell how long a run on frozen features will take: features that are not cached, and trainings."""
-    from lopsided.runs.features import feature_seconds
-    from lopsided.training.baseline import is_quick
-
-    source = opened[0]
-    if not recipe.spec.shares_features or isinstance(source.images, Vectors) or len(source) < TIMED:
-        return
-    compared = [] if is_quick(recipe) else [named_recipe("quick")]
-    try:
-        features = sum(
-            feature_seconds(each, images)
-            for each in (recipe, *compared)
-            for images in opened
-            if images is not None and len(images)
-        )
-    except LopsidedError:  # The run itself will say what is wrong.
-        return
-    trainings = 1 if recipe.data.folds is None else recipe.data.folds * recipe.data.repeats + 1
-    seconds = features + trainings * (1 + len(compared)) * fold_seconds(len(source), len(source.classes))
-    reporter.fact(notes.expected_time(round(seconds, 1), round(features, 1), trainings))
 
 
 class FoldPlan(Plan):
@@ -156,11 +122,12 @@ def train_folds(
     why: Sequence[Fact] = (),
     engine: Engine | None = None,
     view: View | None = None,
+    expected: Expected | None = None,
 ) -> None:
     """Train the folds of a recipe that are not finished, and the model, and write the results of the run.
 
     ``engine`` trains several cells at once, and ``view`` receives their events. Without it, they are trained one after
-    the other in this process. The caller must hold the folder's lock.
+    the other in this process. ``expected`` is how long the run will take. The caller must hold the folder's lock.
     """
     first = ranks is None or ranks.first
     _check_no_links(folder)
@@ -176,8 +143,11 @@ def train_folds(
     def train(cell: Cell) -> None:
         below = _Part(log, plan.label(cell), first=cell is plan.folds[0])
         opened = source, held_out
+        begin, is_new, done = perf_counter(), not (folder / cell.path / METRICS).exists(), plan.cells.index(cell) + 1
         run_recipe(cell.recipe, folder / cell.path, resume=True, reporter=below, ranks=ranks, opened=opened)
-        log.count("trainings", plan.cells.index(cell) + 1, len(plan.cells))
+        log.count("trainings", done, len(plan.cells))
+        if expected is not None and is_new and done == 2 < len(plan.cells):  # The first one computes the features.
+            log.fact(notes.time_left(round(expected.left(done, perf_counter() - begin), 1)))
 
     try:
         if first:

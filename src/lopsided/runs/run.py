@@ -16,10 +16,11 @@ from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.data.sources.vectors import is_vectors
 from lopsided.data.stored import is_address
 from lopsided.errors import InputError, RunError, sentence
-from lopsided.facts import Fact
+from lopsided.facts import Fact, notes
 from lopsided.inference.feature_cache import ReadableImages
 from lopsided.models.pretrained import check_encoder
 from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
+from lopsided.runs.duration import expect
 from lopsided.runs.folder import CHECKPOINT, LOG, METRICS, RECIPE, Run, read_metrics
 from lopsided.runs.metrics import check_metrics
 from lopsided.runs.origins import check_origin
@@ -84,19 +85,27 @@ def run_recipe(
     told(lambda: files.check_no_links(folder))
     told(lambda: files.check_free(folder))  # Before reading the data, which may take long.
     told(lambda: trackers.check(recipe.track))
+    expected = None
     if told(state) != "finished":
         told(lambda: _check_early(recipe, folder))
         if opened is None:
             opened = (sources or Sources()).open(recipe, progress, ReadableImages(), cues=True)
             if reporter is not None and ranks is None:
-                folds.tell_time(recipe, opened, reporter)
+                expected = expect(recipe, opened)
+                if expected is not None:
+                    reporter.fact(
+                        notes.expected_time(
+                            round(expected.seconds, 1), round(expected.all_features, 1), expected.trainings
+                        )
+                    )
         with _held(folder) if first else nullcontext():
             found = told(state)  # Another process may have used the folder since.
             if found != "finished":
                 watched: dict[str, Any] = {"reporter": reporter, "ranks": ranks, "why": why}
                 resumes = found == "unfinished"
                 if folds.has_folds(recipe):
-                    folds.train_folds(folder, recipe, *opened, resume=resumes, engine=engine, view=view, **watched)
+                    watched |= {"engine": engine, "view": view, "expected": expected}
+                    folds.train_folds(folder, recipe, *opened, resume=resumes, **watched)
                 else:
                     _train(folder, recipe, *opened, resume=resumes, **watched)
     elif first:

@@ -1,0 +1,105 @@
+"""How long a run on frozen features will take: told before it begins, and again when its pace is known.
+
+Features are timed on some of the images (``features``). The other seconds are those of an idle machine with two cores
+(benchmarks/times.py), times what this machine takes for a small regression now, relative to that one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from lopsided.data.sources import Source
+from lopsided.data.vectors import Vectors
+from lopsided.errors import LopsidedError
+from lopsided.recipe import Recipe, named_recipe
+from lopsided.recipe.views import AUTO, CANDIDATES
+
+TIMED = 100
+"""With fewer images, nobody waits long enough to ask for the time."""
+START_SECONDS, FOLD_SECONDS = 4.0, 0.3
+"""Seconds of a run beside its trainings: start, results, labels, speed; and of one training beside its regressions."""
+IMAGE_SECONDS, CLASS_SECONDS = 8e-4, 1e-4
+"""Seconds of a regression for each image, and for each image and class."""
+FEATURE_SECONDS = 0.02
+"""Seconds of one pass of an image through an encoder: a rough guide."""
+TRIAL = (200, 1000)
+"""Rows and columns of the regression that is timed."""
+TRIAL_SECONDS = 0.025
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The seconds of the parts of a run: features of its recipe and of quick, one training, all of quick, the rest."""
+
+    features: float
+    compared_features: float
+    trainings: int
+    training: float
+    comparison: float
+    rest: float
+
+    @property
+    def all_features(self) -> float:
+        """The seconds for all features."""
+        return self.features + self.compared_features
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of the run."""
+        return self.all_features + self.trainings * self.training + self.comparison + self.rest
+
+    def left(self, done: int, seconds: float) -> float:
+        """Return the seconds that are left after some trainings with cached features, of which the last took these."""
+        pace = seconds / self.training
+        return (self.trainings - done) * seconds + self.compared_features + pace * (self.comparison + self.rest)
+
+
+def fold_seconds(images: int, classes: int, regressions: int = 1) -> float:
+    """Return about how long one training takes on an idle machine if its features are cached."""
+    return FOLD_SECONDS + regressions * (IMAGE_SECONDS + CLASS_SECONDS * classes) * images
+
+
+def slowness() -> float:
+    """Return how many times as long as on an idle machine with two cores a small regression takes here and now."""
+    from lopsided.training.regression import fit_regression
+
+    rng = np.random.default_rng(0)
+    labels = np.arange(TRIAL[0]) % 2
+    features = rng.normal(size=TRIAL) + labels[:, None] * 0.1
+    fit_regression(features[:50], labels[:50], 2)  # Loads what it needs.
+    begin = perf_counter()
+    for _ in range(4):
+        fit_regression(features, labels, 2)
+    return (perf_counter() - begin) / 4 / TRIAL_SECONDS
+
+
+def expect(recipe: Recipe, opened: tuple[Source, Source | None]) -> Expected | None:
+    """Return how long a run will take, or None if that cannot be told or nobody asks."""
+    from lopsided.runs.features import feature_seconds
+    from lopsided.training.baseline import is_quick
+
+    source = opened[0]
+    if not recipe.spec.shares_features or isinstance(source.images, Vectors) or len(source) < TIMED:
+        return None
+    quick = None if is_quick(recipe) else named_recipe("quick")
+    try:
+        own, others = (
+            0.0 if each is None else sum(feature_seconds(each, images) for images in opened if images)
+            for each in (recipe, quick)
+        )
+    except LopsidedError:  # The run itself will say what is wrong.
+        return None
+    folds = 0 if recipe.data.folds is None else recipe.data.folds * recipe.data.repeats
+    size, slow = (len(source), len(source.classes)), slowness()
+    regressions = len(CANDIDATES) if recipe.encoder.views == AUTO else 1
+    return Expected(
+        own,
+        others,
+        folds + 1,
+        slow * fold_seconds(*size, regressions),
+        0.0 if quick is None else slow * max(folds, 1) * fold_seconds(*size),
+        slow * START_SECONDS,
+    )
