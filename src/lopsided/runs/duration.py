@@ -19,7 +19,7 @@ from lopsided.recipe.views import AUTO, CANDIDATES
 
 TIMED = 100
 """With fewer images, nobody waits long enough to ask for the time."""
-START_SECONDS, FOLD_SECONDS = 4.0, 0.3
+START_SECONDS, FOLD_SECONDS = 3.0, 0.3
 """Seconds of a run beside its trainings: start, results, labels, speed; and of one training beside its regressions."""
 IMAGE_SECONDS, CLASS_SECONDS = 8e-4, 1e-4
 """Seconds of a regression for each image, and for each image and class."""
@@ -27,7 +27,7 @@ FEATURE_SECONDS = 0.02
 """Seconds of one pass of an image through an encoder: a rough guide."""
 TRIAL = (200, 1000)
 """Rows and columns of the regression that is timed."""
-TRIAL_SECONDS = 0.025
+TRIAL_SECONDS = 0.04
 
 
 @dataclass(frozen=True)
