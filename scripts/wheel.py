@@ -26,9 +26,9 @@ BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(
 
 
 def commands() -> list[str]:
-    """Return the commands of docs/start.md, in their order."""
+    """Return the commands of docs/start.md, in their order, without those that ``demo`` runs itself."""
     page = (ROOT / "docs" / "start.md").read_text("utf-8")
-    return re.findall(r"^(?:\$ )?lopsided (.+)$", page, flags=re.MULTILINE)
+    return re.findall(r"^(?:\$ )?lopsided (?!.*lopsided-demo/)(.+)$", page, flags=re.MULTILINE)
 
 
 def absolute_links(text: str, home: str) -> str:

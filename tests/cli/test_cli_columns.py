@@ -87,7 +87,7 @@ def test_predict_reads_the_columns_by_name_and_an_age_changes_the_answer(
     assert call("predict", pets / "run", table, "--allow-outside", "--out", tmp_path / "ages").code == 0
     young, old, unknown, missing = probabilities(tmp_path / "ages")[:, 1]
     assert old > young + 0.2
-    assert unknown == missing
+    assert unknown == pytest.approx(missing, abs=1e-6)  # The place in a batch changes last digits.
     assert young < unknown < old
 
 
