@@ -295,7 +295,7 @@ class Headline:
 
 def focus_of(recipe: Recipe, metrics: Mapping[str, Any]) -> str | None:
     """Return the class that a run follows: that of its recipe, or that of the model's rule; None: the rarest one."""
-    target = metrics["decision"]["decision"]["target"]
+    target = metrics["decision"]["decision"].get("target")
     return recipe.decision.focus or (None if target is None else metrics["classes"][target])
 
 
