@@ -254,6 +254,7 @@ import os, signal, threading, time
 from lopsided.cli import main
 from lopsided.data import decoding, images
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # Also where the tests ignore it.
 waiting = threading.Event()
 
 def hang(*_):  # A decoder that asks for nothing any more.
@@ -278,7 +279,7 @@ def test_an_interrupt_does_not_wait_for_a_decoder_that_cannot_be_interrupted(pho
         text=True,
         check=False,
         env=environment(),
-        timeout=600,
+        timeout=300,
     )
     assert ended.returncode == 130, ended.stderr
     assert not (tmp_path / "run" / ".lock").exists()
