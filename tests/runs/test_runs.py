@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from lopsided.facts import notes
 from lopsided.recipe import Recipe
 from lopsided.runs.folder import Run
 from lopsided.runs.reopen import open_model, trained_on
-from lopsided.runs.run import run_recipe, settle
+from lopsided.runs.run import _make, run_recipe, settle
 from reporters import Ending
 from tiny import write_photos
 
@@ -340,3 +342,19 @@ def test_a_run_folder_with_a_link_in_it_is_not_gone_on_with(name: str, run: Run,
     with pytest.raises(RunError, match="must not contain links"):
         run_recipe(SMALL, folder, data=photos, resume=True)
     assert (mine / "thesis.txt").read_text() == "mine"
+
+
+def test_a_parent_that_another_process_removes_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, removed = Path.mkdir, []
+
+    def mkdir(self: Path, *given: Any, **named: Any) -> None:
+        if not removed:
+            removed.append(self)
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        original(self, *given, **named)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    assert _make(tmp_path / "folds" / "2") == [tmp_path / "folds" / "2", tmp_path / "folds"]
+    assert (tmp_path / "folds" / "2").is_dir()

@@ -227,6 +227,9 @@ def _found(folder: Path, recipe: Recipe, resume: bool) -> Run | None:
     return run
 
 
+_CHANCES = 20
+
+
 def _is_temporary(path: Path) -> bool:
     """Return whether a path is a temporary file, which a killed process may have left."""
     return path.name.startswith(".") and path.name.endswith(".tmp")
@@ -235,8 +238,13 @@ def _is_temporary(path: Path) -> bool:
 def _make(folder: Path) -> list[Path]:
     """Create a folder and its parents. Return the new folders, the deepest first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot create the folder {folder} ({error.strerror}). Choose another folder.") from None
+    for chance in range(_CHANCES, 0, -1):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            break
+        except OSError as error:
+            # Another process may just have removed a parent that it had made and left empty.
+            if chance == 1 or not isinstance(error, FileNotFoundError):
+                text = f"cannot create the folder {folder} ({error.strerror}). Choose another folder."
+                raise RunError(text) from None
     return missing
