@@ -23,6 +23,8 @@ START_SECONDS, FOLD_SECONDS = 3.0, 0.3
 """Seconds of a run beside its trainings: start, results, labels, speed; and of one training beside its regressions."""
 IMAGE_SECONDS, CLASS_SECONDS = 8e-4, 1e-4
 """Seconds of a regression for each image, and for each image and class."""
+FEW_IMAGES, GROWTH = 300, 0.35
+"""From so many images on, the seconds for each grow with this power of their number: they fit no cache of a processor."""
 FEATURE_SECONDS = 0.02
 """Seconds of one pass of an image through an encoder: a rough guide."""
 TRIAL = (200, 1000)
@@ -59,7 +61,8 @@ class Expected:
 
 def fold_seconds(images: int, classes: int, regressions: int = 1) -> float:
     """Return about how long one training takes on an idle machine if its features are cached."""
-    return FOLD_SECONDS + regressions * (IMAGE_SECONDS + CLASS_SECONDS * classes) * images
+    growth = max(images / FEW_IMAGES, 1.0) ** GROWTH
+    return FOLD_SECONDS + regressions * (IMAGE_SECONDS + CLASS_SECONDS * classes) * images * growth
 
 
 def slowness() -> float:
