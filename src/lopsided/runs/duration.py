@@ -24,7 +24,7 @@ START_SECONDS, FOLD_SECONDS = 3.0, 0.3
 IMAGE_SECONDS, CLASS_SECONDS = 8e-4, 1e-4
 """Seconds of a regression for each image, and for each image and class."""
 FEW_IMAGES, GROWTH = 300, 0.35
-"""From so many images on, the seconds for each grow with this power of their number: they fit no cache of a processor."""
+"""From so many images on, the seconds of each grow with this power of their number: no cache holds them all."""
 FEATURE_SECONDS = 0.02
 """Seconds of one pass of an image through an encoder: a rough guide."""
 TRIAL = (200, 1000)
