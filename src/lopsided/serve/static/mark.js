@@ -75,6 +75,13 @@
     } catch (error) { complain(error); }
   }
 
+  function settle(found) {
+    asked += 1; // A queue that was asked for before this mark is out of date when it comes.
+    show();
+    tell(found);
+    if (queue.length < 3) fill();
+  }
+
   async function give(mark, label = "") {
     if (!here || isBusy) return;
     isBusy = true;
@@ -85,9 +92,7 @@
       queue.shift();
       const said = { yes: `yes, ${question(item)}`, no: label ? label : "no", skip: "skipped" }[mark];
       $("mark-said").textContent = `Saved: ${said}.`;
-      show();
-      tell(found);
-      if (queue.length < 3) fill();
+      settle(found);
     } catch (error) {
       complain(error);
       if (error.status === 409 || error.status === 404) { queue.shift(); show(); fill(); }
@@ -102,8 +107,7 @@
       complain(null);
       if (found.image) queue = [found.image, ...queue.filter((each) => each.id !== found.image.id)];
       $("mark-said").textContent = "The last mark is undone.";
-      show();
-      tell(found);
+      settle(found);
     } catch (error) { complain(error); } finally { isBusy = false; }
   }
 
