@@ -61,7 +61,7 @@ class Expected:
 
 def fold_seconds(images: int, classes: int, regressions: int = 1) -> float:
     """Return about how long one training takes on an idle machine if its features are cached."""
-    growth = max(images / FEW_IMAGES, 1.0) ** GROWTH
+    growth: float = max(images / FEW_IMAGES, 1.0) ** GROWTH
     return FOLD_SECONDS + regressions * (IMAGE_SECONDS + CLASS_SECONDS * classes) * images * growth
 
 
