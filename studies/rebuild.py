@@ -59,7 +59,7 @@ def evidence(name: str) -> str:
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "decisions.md": {"rules": partial(decisions, "rules"), "epochs": partial(decisions, "epochs")},
-    "pretrained.md": {
+    "encoder-tables.md": {
         "gains": partial(printed, "pixels.py", "gains"),
         "pixels": partial(printed, "pixels.py", "summary"),
         "layers": partial(printed, "layers.py", "summary"),
@@ -81,7 +81,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "forces": partial(printed, "push.py", "forces"),
     },
     "README.md": {"peers-short": partial(printed, "peers.py", "short")},
-    "which-recipe.md": {"peers-short": partial(printed, "peers.py", "short")},
     "peers.md": {
         "peers-short": partial(printed, "peers.py", "short"),
         "peers": partial(printed, "peers.py", "table"),
