@@ -59,7 +59,7 @@ def summary() -> str:
             cells += [shared.minus(shares.get(share, {}), shares[0.0], name) for share in SHARES[1:]]
         rows.append((*key, len(shares[0.0]), *cells))
     names = [f"{figure}, {share:g}" for figure in ("balanced accuracy", "AUROC") for share in SHARES]
-    return shared.table(f"recipe | data | setting | draws | {' | '.join(names)}", rows)
+    return shared.table(f"recipe | data | setting | repeats | {' | '.join(names)}", rows)
 
 
 def gains() -> str:
@@ -70,7 +70,7 @@ def gains() -> str:
         for recipe in ("quick", "thorough")
         for key, arms in sorted(settings.items(), key=study.place)
     ]
-    return shared.table("recipe | data | setting | draws | balanced accuracy | gain | AUROC | gain", rows)
+    return shared.table("recipe | data | setting | repeats | balanced accuracy | gain | AUROC | gain", rows)
 
 
 def main() -> None:

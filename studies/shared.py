@@ -91,10 +91,24 @@ def finished_cells(folder: Path) -> Iterator[tuple[Line, list[dict[str, str]]]]:
 # --- Tables ---
 
 
+DATA = {"tops": "T-shirts", "isic": "skin lesions", "few": "skin lesions", "fashion": "ten classes"}
+"""What tables call the data of the records."""
+
+
 def table(head: str, rows: Iterable[Iterable[object]]) -> str:
     """Return a table of Markdown. ``head`` has the names of the columns with bars between them."""
-    first, *others = (f"| {line} |" for line in (head, *(" | ".join(map(str, row)) for row in rows)))
+    names = head.split(" | ")
+    lines = (
+        [_titled(cell) if name == "data" else str(cell) for name, cell in zip(names, row, strict=True)] for row in rows
+    )
+    first, *others = (f"| {line} |" for line in (head, *map(" | ".join, lines)))
     return "\n".join([first, "|---" * (head.count("|") + 1) + "|", *others])
+
+
+def _titled(data: object) -> str:
+    """Return the title of data, and their setting if there is one."""
+    name, *setting = str(data).split(" ", 1)
+    return " ".join([DATA.get(name, name), *setting])
 
 
 def shown(figure: Figure, *, sign: bool = False, digits: int = 1) -> str:

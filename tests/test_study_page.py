@@ -44,7 +44,7 @@ def test_a_table_that_is_not_that_of_the_records_is_replaced(evidence: ModuleTyp
 
 def test_an_interval_against_losses_from_scratch_is_adjusted_for_the_number_of_rows(evidence: ModuleType) -> None:
     rows = [row.split(" | ") for row in evidence.against().splitlines()[2:]]
-    first = next(row for row in rows if row[:3] == ["| tops 90:10", "thorough", "cl"])
+    first = next(row for row in rows if row[:3] == ["| T-shirts 90:10", "thorough", "cl"])
     lines = [line for line in evidence.gather() if line.setting == "tops 90:10"]
     uwa = {arm: {line.draw: line.uwa for line in lines if line.arm == arm} for arm in ("thorough", "cl")}
     gains = [uwa["thorough"][draw] - value for draw, value in uwa["cl"].items()]
