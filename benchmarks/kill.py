@@ -52,8 +52,9 @@ from lopsided.files import atomic_write
 RECORD = Path(__file__).parent / "records" / "kill.json"
 SOURCE = Path(__file__).parents[1] / "src"
 PRELOAD = ["lopsided.cli", "lopsided.cli.train", "lopsided.cli.predict", "lopsided.training.fit"]
-PRELOAD += ["lopsided.inference.predict", "lopsided.runs.sweep", "lopsided.progress", "lopsided.evaluation.metrics"]
-PRELOAD += ["torch._dynamo", "timm", "torchvision", "sklearn.metrics", "scipy.stats", "PIL.PngImagePlugin"]
+PRELOAD += ["lopsided.inference.predict", "lopsided.runs.sweep", "lopsided.runs.progress"]
+PRELOAD += ["lopsided.evaluation.metrics", "torch._dynamo", "timm", "torchvision", "sklearn.metrics", "scipy.stats"]
+PRELOAD += ["PIL.PngImagePlugin"]
 QUESTIONS = ("predict", "predict-writes", "fit", "fit-writes", "sweep-writes", "reproduce", "compare")
 RANDOM, WRITES = "random moments", "every write"
 PATIENCE = 600.0

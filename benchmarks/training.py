@@ -43,6 +43,7 @@ from lopsided.data.augment import Augment
 from lopsided.data.images import FileImages
 from lopsided.data.inputs import MemoryInputs, row_batches
 from lopsided.data.prepare import split_source
+from lopsided.facts.log import Reporter
 from lopsided.losses import AsymmetricFocalContrastiveLoss
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ProjectionHead
@@ -50,7 +51,6 @@ from lopsided.models.machine import arrange, compile_encoder, keep_freed_memory
 from lopsided.recipe import named_recipe
 from lopsided.training.fit import fit
 from lopsided.training.optimizers import in_memory_order
-from lopsided.training.reporter import Reporter
 from lopsided.training.step import Precision
 from measure import in_turns, peak_of
 

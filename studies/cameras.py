@@ -27,7 +27,7 @@ import numpy as np
 import shared
 from lopsided.data.cues import cue_rows, measure_cues
 from lopsided.data.images import FileImages
-from lopsided.evaluation.parts import odd_parts
+from lopsided.data.parts import odd_parts
 from lopsided.recipe import named_recipe
 from lopsided.runs.run import run_recipe
 

@@ -32,13 +32,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import shared
 from lopsided.data.inputs import Part, prepare
 from lopsided.data.prepare import Sources, split_source
+from lopsided.facts.log import Log
 from lopsided.models.machine import evaluating, flushed_denormals, keep_freed_memory, threads
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.seeds import derive_seed
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.loop import Stage
 from lopsided.training.methods.staged import EndToEndTrainer, StagedTrainer, TwoStageTrainer
-from lopsided.training.reporter import Log
 from lopsided.training.selection import probe_rows
 
 Floats = npt.NDArray[np.float64]

@@ -15,7 +15,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         *("torch._dynamo", "timm", "PIL.Image", "PIL.PngImagePlugin", "sklearn.metrics", "sklearn.linear_model"),
-        *("lopsided.training.fit", "lopsided.evaluation.metrics", "lopsided.evaluation.labels", "lopsided.runs.run"),
+        *("lopsided.training.fit", "lopsided.evaluation.metrics", "lopsided.runs.labels", "lopsided.runs.run"),
         *("lopsided.runs.labels", "lopsided.runs.folds", "lopsided.runs.reopen", "lopsided.inference.predict"),
         "lopsided.runs.sweep",
         *("lopsided.losses.contrastive", "lopsided.losses.classification", "lopsided.cli.train"),

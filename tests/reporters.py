@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lopsided.facts import Fact
-from lopsided.training.reporter import Reporter
+from lopsided.facts.log import Reporter
 
 
 class Listening(Reporter):

@@ -19,12 +19,12 @@ from markupsafe import escape
 
 from lopsided import files
 from lopsided.errors import InputError, LopsidedError
-from lopsided.progress import Counted, counter
 from lopsided.recipe import read_values
 from lopsided.recipe.views import parse_tta
 from lopsided.runs import folder as folders
 from lopsided.runs.metrics import focus_of, headlines, judged_split
 from lopsided.runs.newest import folder_of, newest_run
+from lopsided.runs.progress import Counted, counter
 
 if TYPE_CHECKING:
     from lopsided.data.stored import ImagePath
@@ -83,7 +83,7 @@ def fit(
     """
     from lopsided.data.prepare import Sources
     from lopsided.recipe import find_recipe
-    from lopsided.reports.report import keep_shown_pictures
+    from lopsided.reports.thumbnails import keep_shown_pictures
     from lopsided.runs.fitting import train_recipe
 
     recipe = None if recipe is None or recipe == "default" else os.fspath(recipe)

@@ -18,7 +18,7 @@ from lopsided.errors import LopsidedError
 from lopsided.evaluation.typicality import MOST_KNOWN
 from lopsided.inference.familiar import BANK_NAME, load_bank
 from lopsided.reports.report import write_run_reports
-from lopsided.reports.run_page import shown_images
+from lopsided.reports.run_data import shown_images
 from lopsided.runs.folder import Run
 from lopsided.runs.maps import MAPS, make_maps, read_maps
 from lopsided.runs.reopen import open_model

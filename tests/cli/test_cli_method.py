@@ -9,9 +9,8 @@ import pytest
 from safetensors.torch import save_file
 
 from example_methods import write_package
-from lopsided import entries
 from lopsided.models.encoders import build_encoder
-from lopsided.recipe import Recipe, methods
+from lopsided.recipe import Recipe, entries, methods
 from tiny_command import Call
 
 PHOTOS = {"cat": 20, "dog": 9}

@@ -12,9 +12,9 @@ import pyarrow.parquet
 import pytest
 
 from lopsided.cli import run
+from lopsided.data.images import Vectors
 from lopsided.data.sources import open_source
 from lopsided.data.sources.vectors import is_vectors
-from lopsided.data.vectors import Vectors
 from lopsided.errors import DataError
 from lopsided.models.machine import threads
 from tiny_command import Call

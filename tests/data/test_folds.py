@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from lopsided.data.prepare import split_note, split_source
 from lopsided.data.sources import Source, open_source, source_from_arrays
-from lopsided.data.splits import How, fold_numbers, fold_recipes, fold_splits, most_folds
+from lopsided.data.splits import How, fold_numbers, fold_splits, most_folds
 from lopsided.errors import DataError, InputError
 from lopsided.facts import notes
 from lopsided.recipe import Recipe, named_recipe
+from lopsided.runs.folds import fold_recipes
 from lopsided.runs.keys import cell_key, data_key
 from tiny import write_photos
 

@@ -15,9 +15,9 @@ from lopsided.data.images import FileImages
 from lopsided.data.inputs import prepare
 from lopsided.data.prepare import Sources, split_note, split_rule, split_source, usual_side
 from lopsided.data.sources import Source, open_source
-from lopsided.data.splits import fold_recipes
 from lopsided.facts import notes
 from lopsided.recipe import Recipe
+from lopsided.runs.folds import fold_recipes
 from tiny import write_photos
 
 

@@ -18,10 +18,9 @@ from fsspec.registry import _registry
 from PIL import Image
 
 from lopsided.data.decoding import UnreadableImageError
-from lopsided.data.images import FileImages
+from lopsided.data.images import FileImages, Vectors
 from lopsided.data.prepare import Sources
 from lopsided.data.sources import Source, name_of, open_source
-from lopsided.data.vectors import Vectors
 from lopsided.errors import DataError, MissingDependencyError
 from lopsided.inference.pool import find_images
 from lopsided.recipe import named_recipe

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from example_losses import EXAMPLES, add_examples
 from lopsided.data.inputs import MemoryInputs, Part
 from lopsided.distributed import Ranks
+from lopsided.facts.log import Reporter
 from lopsided.losses import Objective, Samples, catalogue
 from lopsided.losses.catalogue import Loss
 from lopsided.models.model import WEIGHTS_NAME
@@ -24,7 +25,6 @@ from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.batches import cut
 from lopsided.training.fit import fit
 from lopsided.training.loop import Stage
-from lopsided.training.reporter import Reporter
 from lopsided.training.step import Step
 from training.conftest import stripes, tiny
 from training.ranks import in_threads

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import nn
 
-from lopsided import entries
 from lopsided.data.inputs import MemoryInputs
 from lopsided.errors import InputError
 from lopsided.inference.engine import Engine
@@ -27,6 +26,7 @@ from lopsided.models.graph import INPUT, OUTPUT, Graph, UntranslatableError, to_
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import preprocessing_of
+from lopsided.recipe import entries
 from lopsided.recipe.blocks import FINAL, Block, find
 from lopsided.recipe.encoder_spec import EncoderSpec
 from lopsided.training.regression import fit_regression

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lopsided.data.columns import DescribedPath, cells_of
+from lopsided.data.stored import DescribedPath, cells_of
 from lopsided.errors import DataError
 from lopsided.models.blocks.block import Layout
 from lopsided.models.blocks.columns import (

@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 
 from lopsided.errors import LopsidedError, RunError
 from lopsided.reports.report import write_report
-from lopsided.reports.run_page import WORST, run_page, shown_images
+from lopsided.reports.run_data import WORST, shown_images
+from lopsided.reports.run_page import run_page
 from lopsided.runs.maps import MAPS, read_maps
 from made_runs import Open, make_run, read_rows
 

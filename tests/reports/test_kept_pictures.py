@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lopsided.errors import RunError
-from lopsided.reports.report import keep_shown_pictures, write_report
-from lopsided.reports.run_page import shown_images
-from lopsided.reports.thumbnails import PICTURES, kept_pictures
+from lopsided.reports.report import write_report
+from lopsided.reports.run_data import shown_images
+from lopsided.reports.thumbnails import PICTURES, keep_shown_pictures, kept_pictures
 from made_runs import make_run
 
 

@@ -18,8 +18,8 @@ from lopsided.facts import cautions, notes
 from lopsided.reports import run_page as module
 from lopsided.reports import threshold_section
 from lopsided.reports.report import write_report, write_run_reports
-from lopsided.reports.run_data import Judged, open_finished, read_judged, read_stages
-from lopsided.reports.run_page import in_order, run_page
+from lopsided.reports.run_data import Judged, in_order, open_finished, read_judged, read_stages
+from lopsided.reports.run_page import run_page
 from lopsided.reports.wording import DASH
 from lopsided.training.cautions import FEW_TEST
 from made_runs import make_run, read_rows

@@ -13,11 +13,11 @@ from lopsided import cli
 from lopsided.data.sources import open_source
 from lopsided.errors import InputError
 from lopsided.facts import Fact, notes
+from lopsided.facts.log import Reporter
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs import duration, features, fitting, run
 from lopsided.runs.duration import Expected, expect, fold_seconds
 from lopsided.runs.fitting import choose_recipe
-from lopsided.training.reporter import Reporter
 
 
 def write_photographs(folder: Path, side: int) -> Path:

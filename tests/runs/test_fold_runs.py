@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 from lopsided.data.augment import to_float
-from lopsided.data.splits import fold_recipes, whole_recipe
 from lopsided.errors import DataError, InputError, RunError
 from lopsided.evaluation.calibration import at_prevalence
 from lopsided.facts import notes
@@ -20,7 +19,7 @@ from lopsided.recipe import Recipe, named_recipe
 from lopsided.reports.run_page import run_page
 from lopsided.runs import results
 from lopsided.runs.folder import Run
-from lopsided.runs.folds import default_folds
+from lopsided.runs.folds import default_folds, fold_recipes, whole_recipe
 from lopsided.runs.metrics import check_metrics
 from lopsided.runs.records import Record
 from lopsided.runs.reopen import open_model, open_own_split, open_use

@@ -14,6 +14,7 @@ from killed import predict, run, sweep
 
 from forked import forked
 from lopsided.errors import RunError
+from lopsided.facts.log import Reporter
 from lopsided.paper.page import sweep_page
 from lopsided.paper.protocol import Setting
 from lopsided.reports.arms_page import arms_page
@@ -21,7 +22,6 @@ from lopsided.reports.report import write_report
 from lopsided.runs.records import append_records, read_records
 from lopsided.runs.run import run_recipe
 from lopsided.runs.sweep import run_sweep
-from lopsided.training.reporter import Reporter
 from tiny_command import names_below
 from tiny_sweep import RUN_FILES, Scripted, record_of, tiny_recipe
 

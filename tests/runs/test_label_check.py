@@ -13,7 +13,7 @@ from lopsided.data.sources import source_from_arrays
 from lopsided.evaluation.labels import check_labels
 from lopsided.facts import notes as facts
 from lopsided.recipe import Recipe
-from lopsided.reports.labels_section import SHOWN_LABELS
+from lopsided.reports.run_data import SHOWN_LABELS
 from lopsided.reports.run_page import run_page
 from lopsided.runs import labels as own
 from lopsided.runs.folder import Run

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from lopsided import progress
 from lopsided.recipe import Recipe
+from lopsided.runs import progress
 from lopsided.runs import view as views
 from lopsided.runs.plan import Cell
 from lopsided.runs.records import Failure

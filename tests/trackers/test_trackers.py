@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from lopsided import entries
 from lopsided.errors import InputError, MissingDependencyError, RunError
 from lopsided.facts import Fact, cautions
-from lopsided.recipe import Recipe
+from lopsided.facts.log import Reporter
+from lopsided.recipe import Recipe, entries
 from lopsided.runs import tracking
 from lopsided.runs.engines import Ended
 from lopsided.runs.folder import Run
@@ -27,7 +27,6 @@ from lopsided.trackers.mlflow import MLflow
 from lopsided.trackers.tracker import Epoch
 from lopsided.trackers.wandb import WandB
 from lopsided.training import checkpoint
-from lopsided.training.reporter import Reporter
 from reporters import Ending
 from tiny_boards import scalars
 from tiny_command import command_here
@@ -343,7 +342,7 @@ def test_cells_of_a_sweep_are_child_runs_and_a_later_command_adds_to_the_same_pa
 def test_a_folder_that_cannot_be_written_is_one_warning_and_the_run_is_the_same(
     tracker: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from lopsided.progress import Told
+    from lopsided.runs.progress import Told
 
     (tmp_path / "file").write_text("not a folder")
     text = f"{tracker}:{tmp_path / 'file' / 'runs'}"

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from lopsided.data.inputs import MemoryInputs, Part
 from lopsided.data.samplers import BatchSampler
+from lopsided.facts.log import Reporter
 from lopsided.losses import catalogue
 from lopsided.recipe import EncoderTraining
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.loop import Loop, Stage
-from lopsided.training.reporter import Reporter
 
 NUM = 14
 LABELS = np.arange(NUM) % 2

@@ -15,6 +15,7 @@ from lopsided.data.splits import Splits
 from lopsided.errors import RunError
 from lopsided.evaluation.intervals import Figure, paired_shares_interval
 from lopsided.facts import notes
+from lopsided.facts.log import Log
 from lopsided.inference.scorer import SmallImages
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import named_recipe
@@ -22,7 +23,6 @@ from lopsided.training import baseline
 from lopsided.training import fit as fitting
 from lopsided.training.baseline import Compared, classify_by_quick, compare, compare_answers, is_quick
 from lopsided.training.methods import frozen
-from lopsided.training.reporter import Log
 from training.conftest import tiny
 
 ADVICE = named_recipe("from-scratch").spec.advice

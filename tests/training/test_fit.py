@@ -19,6 +19,7 @@ from lopsided.data.prepare import data_seed, split_source
 from lopsided.data.sources import Source
 from lopsided.errors import InputError, RunError
 from lopsided.evaluation.metrics import unweighted_accuracy
+from lopsided.facts.log import Reporter
 from lopsided.inference.scorer import Scorer
 from lopsided.losses import Objective, Samples
 from lopsided.losses.catalogue import Loss, Parameter
@@ -28,7 +29,6 @@ from lopsided.models.model import CARD_NAME, WEIGHTS_NAME
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.fit import Fitted, fit
 from lopsided.training.loop import Loop
-from lopsided.training.reporter import Reporter
 from reporters import Listening
 from training.conftest import stripes, tiny
 

@@ -15,11 +15,11 @@ import torch
 
 from lopsided.distributed import LostRankError, Ranks
 from lopsided.errors import InputError, RunError, SaidError
+from lopsided.facts.log import LOG_NAME, Reporter
 from lopsided.models.machine import pick_device
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME
 from lopsided.training.checkpoint import FOLDER_NAME, STATE_NAME
 from lopsided.training.fit import fit
-from lopsided.training.reporter import LOG_NAME, Reporter
 from reporters import Ending
 from training.conftest import stripes, tiny
 from training.ranks import Gone, each, together

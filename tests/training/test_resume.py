@@ -15,9 +15,9 @@ import pytest
 
 from forked import CONTEXT, forked
 from lopsided import files
+from lopsided.facts.log import Reporter
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME
 from lopsided.training.fit import fit
-from lopsided.training.reporter import Reporter
 from training.conftest import stripes, tiny
 
 pytestmark = pytest.mark.slow

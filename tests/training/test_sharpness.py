@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from lopsided.data.inputs import MemoryInputs, Part
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
+from lopsided.facts.log import Reporter
 from lopsided.losses.objective import Objective, Samples
 from lopsided.recipe import EncoderTraining
 from lopsided.training.batches import cut
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.loop import Loop, Stage
-from lopsided.training.reporter import Reporter
 from lopsided.training.step import Sharpness, climb
 from training.test_step import DEVICE, filled_queue, images, make_stage, single_precision, step_of
 

@@ -17,6 +17,7 @@ from lopsided.data.augment import Augment
 from lopsided.data.inputs import MemoryInputs, Part
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
+from lopsided.facts.log import Reporter
 from lopsided.losses import FeatureQueue, asymmetric_focal_contrastive_loss
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ProjectionHead
@@ -27,7 +28,6 @@ from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.batches import cut
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.loop import Loop, Stage
-from lopsided.training.reporter import Reporter
 from lopsided.training.step import Precision, Step
 from training.ranks import together
 

@@ -15,12 +15,12 @@ import torch
 from lopsided import stopping
 from lopsided.distributed import Ranks
 from lopsided.errors import RunError
+from lopsided.facts.log import Reporter
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME
 from lopsided.stopping import STOPPING
 from lopsided.training import checkpoint
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.fit import fit
-from lopsided.training.reporter import Reporter
 from training.conftest import stripes, tiny
 from training.ranks import together
 

@@ -19,6 +19,7 @@ from lopsided.distributed import Ranks
 from lopsided.errors import InputError
 from lopsided.estimator import LopsidedClassifier, TwoStageClassifier
 from lopsided.facts import notes
+from lopsided.facts.log import Log
 from lopsided.inference import feature_cache
 from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
@@ -31,7 +32,6 @@ from lopsided.runs.run import run_recipe
 from lopsided.training.fit import fit, load_model
 from lopsided.training.methods.fine_tune import Kept
 from lopsided.training.regression import fit_regression
-from lopsided.training.reporter import Log
 from reporters import Listening
 from training.conftest import stripes, tiny
 

@@ -34,7 +34,7 @@ from lopsided.cli import (
 )
 from lopsided.cli.output import StoppedError, begin, process_age
 from lopsided.errors import LopsidedError, SaidError, is_out_of_memory
-from lopsided.progress import printable
+from lopsided.runs.progress import printable
 from lopsided.stopping import STOPPING
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}

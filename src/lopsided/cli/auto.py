@@ -95,7 +95,7 @@ def fit_auto(
                     say(text)
             files.atomic_write(out / RECIPE, settle(choice.recipe).to_toml())
         already = Run.open(out).finished
-        from lopsided.progress import reporter
+        from lopsided.runs.progress import reporter
 
         with reporter(quiet=quiet) as watcher:
             tracked = Run.open(out).recipe.override(track=fields.get("track", ()))

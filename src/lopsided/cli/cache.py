@@ -115,10 +115,10 @@ def _fill(
 ) -> None:
     """Compute the features of a source."""
     from lopsided.data.prepare import Sources
-    from lopsided.progress import counter
     from lopsided.recipe import find_recipe
     from lopsided.runs.features import fill_cache
     from lopsided.runs.fitting import QUICK, choose_recipe
+    from lopsided.runs.progress import counter
 
     def cluster(model: Path) -> AbstractContextManager[Mapper]:
         elsewhere = cluster_mapper(engine, model, keep=True)

@@ -105,8 +105,8 @@ def _find_eggs(out: Path, *, seed: int, quiet: bool, as_json: bool) -> None:
 
 
 def _compare_losses(out: Path, *, seed: int, quiet: bool, as_json: bool) -> None:
-    from lopsided.progress import reporter
     from lopsided.runs.demo import run_demo, summarise
+    from lopsided.runs.progress import reporter
 
     with reporter(quiet=quiet) as watcher:
         runs = run_demo(out, seed=seed, reporter=watcher.named)

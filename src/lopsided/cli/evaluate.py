@@ -76,9 +76,9 @@ def evaluate(
       lopsided evaluate run
       lopsided evaluate run lesions.csv --group patient --out figures.json
     """
-    from lopsided.progress import counter
     from lopsided.runs.evaluate import evaluate_run
     from lopsided.runs.newest import run_and_words
+    from lopsided.runs.progress import counter
 
     run, others = run_and_words(words or (), quiet=quiet)
     if len(others) > 1:

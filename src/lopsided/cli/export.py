@@ -60,9 +60,9 @@ def export(
       lopsided export run --to card
       lopsided export run --to hub-folder --out my-model
     """
-    from lopsided.progress import counter
     from lopsided.reports.export import export_run, export_target
     from lopsided.runs.newest import named_or_newest
+    from lopsided.runs.progress import counter
     from lopsided.runs.reopen import check_finished
 
     run = named_or_newest(run, quiet=quiet)

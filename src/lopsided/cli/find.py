@@ -109,10 +109,10 @@ def find(
     """
     from lopsided import files
     from lopsided.inference.find import page_path
-    from lopsided.progress import counter
     from lopsided.reports.find_page import write_search
     from lopsided.runs.find import find_in_pool
     from lopsided.runs.newest import run_and_words
+    from lopsided.runs.progress import counter
 
     run, pool = run_and_words(words, quiet=quiet)
     if not pool:

@@ -12,7 +12,7 @@ from lopsided.cli.options import Json, Quiet, grouped
 from lopsided.cli.output import LONGEST, say, shortened, show, show_json, table
 from lopsided.data.listed import Labelled
 from lopsided.errors import InputError
-from lopsided.progress import printable
+from lopsided.runs.progress import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -148,7 +148,7 @@ def data(
             show(table(["source", "found", "where"], ([s["name"], _yes(s["found"]), s["where"]] for s in sources)))
         return
     from lopsided.inference.feature_cache import ReadableImages
-    from lopsided.progress import counter
+    from lopsided.runs.progress import counter
 
     with counter("reading images", quiet=quiet) as progress:
         facts = describe(data, listed, progress=progress, known=ReadableImages())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lopsided.errors import InputError, LopsidedError
 from lopsided.evaluation.metric_table import METRICS, decimals
-from lopsided.progress import printable
+from lopsided.runs.progress import printable
 
 if TYPE_CHECKING:
     from lopsided.data.sources.names import Twins

@@ -112,8 +112,8 @@ def predict(
     """
     from lopsided.data.sources.names import Patterns, Twins
     from lopsided.data.stored import ImagePath, is_address
-    from lopsided.inference.grouping import grouping
     from lopsided.inference.pool import find_images
+    from lopsided.inference.predict import grouping
     from lopsided.recipe.views import parse_tta
     from lopsided.runs.newest import run_and_words
     from lopsided.runs.reopen import columns_of, open_familiarity, open_model, open_use, use_views
@@ -229,7 +229,7 @@ class _Output:
         """Write all answers, and tell what there is to say about them."""
         from lopsided.facts import notes
         from lopsided.inference import predict as stream
-        from lopsided.progress import counter
+        from lopsided.runs.progress import counter
 
         with counter("predicting", quiet=self.quiet) as progress:
             if self.out is None:

@@ -86,9 +86,9 @@ def report(
       lopsided report sweep --runs
     """
     from lopsided.paper.page import is_of_paper, sweep_page
-    from lopsided.progress import counter
     from lopsided.reports.report import RunReports, write_report, write_run_reports
     from lopsided.runs.newest import named_or_newest
+    from lopsided.runs.progress import counter
     from lopsided.runs.sweep import SWEEP
 
     check_out(out)
@@ -141,9 +141,9 @@ def _make_maps(folder: Path, *, allow_outside: bool, asked: bool, quiet: bool) -
     A finished run that cannot be read is left to the page, which says why.
     """
     from lopsided.errors import LopsidedError
-    from lopsided.progress import counter
     from lopsided.reports.report import make_shown_maps
     from lopsided.runs.folder import METRICS
+    from lopsided.runs.progress import counter
 
     if not (folder / METRICS).is_file() and not asked:
         return

@@ -136,7 +136,7 @@ def fit(
                         sources=sources,
                     )
         if first:
-            from lopsided.reports.report import keep_shown_pictures
+            from lopsided.reports.thumbnails import keep_shown_pictures
 
             keep_shown_pictures(run.folder, allow_outside=run.recipe.data.allow_outside, sources=sources)
             if already and not quiet and not auto:

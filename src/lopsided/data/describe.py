@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from lopsided.data.images import FileImages, Known, Progress
+from lopsided.data.images import FileImages, Known, Progress, Vectors
 from lopsided.data.listed import Labelled
 from lopsided.data.sources import Source, open_source
 from lopsided.data.sources.listing import SPLITS
 from lopsided.data.sources.names import name_cautions
 from lopsided.data.sources.source import KINDS
-from lopsided.data.vectors import Vectors
 from lopsided.recipe.words import listed
 
 _ALL = Labelled()

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lopsided.data.columns import described, rows_of
 from lopsided.data.decoding import Pixels, fit_image, flat_image
 from lopsided.data.images import FileImages, Images, Indices
 from lopsided.data.sources import source_from_arrays
+from lopsided.data.stored import described, rows_of
 from lopsided.errors import InputError, sentence
-from lopsided.recipe.columns import column_name
+from lopsided.recipe.blocks import column_name
 
 PATH = "path"
 """The column of a data frame, or of a table, that has the paths of images."""

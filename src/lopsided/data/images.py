@@ -1,4 +1,4 @@
-"""Sequences of images, in memory or in files, that are loaded in batches."""
+"""Sequences of images, in memory or in files, that are loaded in batches, and of vectors instead of images."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from lopsided.data.columns import cells_of
 from lopsided.data.decoding import (
     FileFacts,
     Glance,
@@ -33,9 +32,9 @@ from lopsided.data.decoding import (
     read_glance,
     read_header,
 )
-from lopsided.data.stored import ImagePath
+from lopsided.data.stored import ImagePath, cells_of
 from lopsided.errors import DataError, InputError, sentence
-from lopsided.recipe.columns import Cells
+from lopsided.recipe.blocks import Cells
 
 if TYPE_CHECKING:
     import torch
@@ -375,3 +374,57 @@ def _different_sizes(first: tuple[str, tuple[int, ...]], other: tuple[str, tuple
     sizes = " and ".join(f"{size[1]} x {size[0]} in {name}" for name, size in (first, other))
     do = "Set image_size."
     return DataError(sentence("images must have the same size when no image size is set", sizes, do))
+
+
+Numbers = npt.NDArray[np.floating[Any]]
+
+
+class Vectors(Images):
+    """Rows of finite numbers, (n, d). ``columns`` are the names of the d columns, if they have names."""
+
+    def __init__(self, values: Numbers, columns: Sequence[str] = ()) -> None:
+        self.values, self.columns = values, tuple(columns)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def width(self) -> int:
+        """The number of columns."""
+        return int(self.values.shape[1])
+
+    @property
+    def channels(self) -> int:
+        """1: a vector has no colours."""
+        return 1
+
+    def take(self, indices: Indices) -> Vectors:
+        """Return the rows at ``indices``, in that order."""
+        return Vectors(self.values[indices], self.columns)
+
+    def digest(self, indices: Indices) -> list[str]:
+        """Return the SHA-256 of each row."""
+        return [hashlib.sha256(row.astype(np.float64).tobytes()).hexdigest() for row in self.values[indices]]
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return 1 and the number of columns."""
+        return 1, self.width
+
+    def fitted(self, shape: Sequence[int], columns: Sequence[str], where: str) -> Vectors:
+        """Return the columns that a model takes, in its order, or raise if they are not there."""
+        if columns and self.columns:
+            missing = [name for name in columns if name not in self.columns]
+            if missing:
+                got = f"no column {missing[0]!r} in {where}" + (f", and {len(missing) - 1} more" * (len(missing) > 1))
+                raise DataError(sentence(f"vectors must have the {len(columns):,} columns of the model", got))
+            return Vectors(self.values[:, [self.columns.index(name) for name in columns]], columns)
+        if len(shape) != 1 or self.width != shape[0]:
+            must = f"the model takes {f'vectors of {shape[0]:,} numbers' if len(shape) == 1 else 'images'}"
+            raise DataError(sentence(must, f"vectors of {self.width:,} numbers in {where}"))
+        return self
+
+    def _describe(self, index: int) -> str:
+        return f"row {index}"
+
+    def _decode(self, index: int, image_size: int | None, channels: int) -> Pixels:
+        raise DataError("Vectors are no images and have no pixels.")

@@ -14,15 +14,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lopsided.data.images import Images, decoding_threads
+from lopsided.data.images import Images, Numbers, Vectors, decoding_threads
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
-from lopsided.data.vectors import Numbers, Vectors
 from lopsided.distributed import Ranks
 from lopsided.errors import DataError, sentence
 from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
-from lopsided.recipe.columns import Cells
+from lopsided.recipe.blocks import Cells
 
 Indices = npt.NDArray[np.int64]
 

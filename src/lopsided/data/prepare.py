@@ -16,16 +16,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lopsided.data.columns import described, rows_of
 from lopsided.data.cues import cue_rows, seeks_cues
 from lopsided.data.images import FileImages, Images, Known, Progress
 from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import Source, check_splits
-from lopsided.data.sources.groups import groups_of, patient_cautions
 from lopsided.data.sources.listing import TABLE_SUFFIXES, Inside, read_columns
-from lopsided.data.sources.names import suggest_names
+from lopsided.data.sources.names import groups_of, patient_cautions, suggest_names
 from lopsided.data.splits import How, Splits, fold_splits, split
-from lopsided.data.stored import ImagePath
+from lopsided.data.stored import ImagePath, described, rows_of
 from lopsided.errors import DataError, sentence
 from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe

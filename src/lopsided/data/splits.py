@@ -16,8 +16,6 @@ from lopsided.data.sources import Source
 from lopsided.data.sources.listing import SPLITS
 from lopsided.data.sources.names import suggest_names
 from lopsided.errors import DataError, InputError, sentence
-from lopsided.recipe import Recipe
-from lopsided.recipe.rules import parse_rule
 from lopsided.seeds import derive_seed
 
 Indices: TypeAlias = npt.NDArray[np.int64]
@@ -219,37 +217,6 @@ def _check_train(source: Source, splits: Splits, how: str) -> None:
 
 ATTEMPTS = 20
 """How often folds by group are drawn if a class is missing in a fold, which groups with several classes can cause."""
-
-
-def fold_recipes(recipe: Recipe) -> list[Recipe]:
-    """Return the recipe of each fold, over all repeats. A recipe does not depend on the number of repeats.
-
-    A fold decides by ``balanced`` if the rule is fitted, because such a rule is fitted to the scores of all folds.
-
-    >>> [each.data.fold for each in fold_recipes(Recipe().override(**{"data.folds": 2, "data.repeats": 2}))]
-    [1, 2, 3, 4]
-    """
-    number = (recipe.data.folds or 0) * recipe.data.repeats
-    same = {"data.repeats": 1, "final": "auto", "compare_quick": False, "decision.rule": plain_rule(recipe)}
-    return [recipe.vouched({"data.fold": fold, **same}) for fold in range(1, number + 1)]
-
-
-def whole_recipe(recipe: Recipe) -> Recipe:
-    """Return the recipe of the model that is trained on all images, without a test split."""
-    changes = {
-        "data.folds": None,
-        "data.repeats": 1,
-        "data.origin": None,
-        "data.test": 0.0,
-        "final": "auto",
-        "compare_quick": False,
-    }
-    return recipe.vouched({**changes, "decision.rule": plain_rule(recipe)})
-
-
-def plain_rule(recipe: Recipe) -> str:
-    """Return the rule of a recipe, or ``balanced`` if the rule needs held-back images."""
-    return "balanced" if parse_rule(recipe.decision.rule).fitted else recipe.decision.rule
 
 
 def most_folds(source: Source, how: How) -> int:

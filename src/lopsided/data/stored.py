@@ -1,5 +1,7 @@
 """Images that are not files of this machine: files behind an address, such as s3://bucket/photos, cells, and bytes.
 
+Cells of a table beside each image, such as age, sex and site, go with its path.
+
 An address is opened through fsspec. Nothing is fetched unless the user names an address. An image is read whole, into
 memory, hashed and decoded like a file, and not written to disk. (``simplecache::s3://...`` lets fsspec keep copies.)
 """
@@ -9,14 +11,16 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PosixPath, PurePosixPath, WindowsPath
 from typing import Any, TypeAlias
 
-from lopsided.errors import DataError, LopsidedError, MissingDependencyError
+from lopsided.errors import DataError, LopsidedError, MissingDependencyError, sentence
+from lopsided.recipe.blocks import Cells, column_name
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://", re.IGNORECASE)
 _PACKAGES = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "gs": ("gcsfs", "gs"), "gcs": ("gcsfs", "gs")}
@@ -37,7 +41,7 @@ class Stored(ABC):
 
     address: str
     cells: tuple[str, ...] = ()
-    """Cells of a table that stand beside the image (``lopsided.data.columns``)."""
+    """Cells of a table that stand beside the image (``lopsided.data.stored``)."""
 
     @abstractmethod
     def read(self) -> bytes:
@@ -160,3 +164,57 @@ def reading(address: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"Cannot read {address} ({reason:.300}).") from error
+
+
+if sys.platform == "win32":
+    _Path = WindowsPath
+else:
+    _Path = PosixPath
+
+
+class DescribedPath(_Path):
+    """The path of an image in a table, with cells of its row. It is equal to the path without them."""
+
+    cells: Cells = ()
+
+    @classmethod
+    def of(cls, path: Path, cells: Sequence[str]) -> DescribedPath:
+        """Return a path with its cells."""
+        found = cls(path)
+        found.cells = tuple(cells)
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DescribedPath.of, (Path(self), self.cells)
+
+
+def cells_of(path: ImagePath) -> Cells:
+    """Return the cells that go with a path; none if it is not that of a table with columns."""
+    return path.cells if isinstance(path, DescribedPath | Stored) else ()
+
+
+def described(path: ImagePath, cells: Sequence[str]) -> ImagePath:
+    """Return a path with its cells; unchanged without any."""
+    if not cells:
+        return path
+    if isinstance(path, Stored):
+        path.cells = tuple(cells)
+        return path
+    return DescribedPath.of(path, cells)
+
+
+def rows_of(where: object, columns: Mapping[str, Sequence[str]], asked: Sequence[str]) -> list[Cells]:
+    """Return the cells of the columns that were ``asked`` for, row by row. Raise if a column is missing."""
+    names = [column_name(text) for text in asked]
+    missing = [name for name in names if name not in columns]
+    if missing:
+        has = f"{', '.join(columns)} in {where}"
+        raise DataError(sentence(f"a table must have the columns {', '.join(names)} beside each image", f"{has:.300}"))
+    return list(zip(*(columns[name] for name in names), strict=True))
+
+
+def no_columns(where: object, asked: Sequence[str]) -> DataError:
+    """Return the error that ``where`` is no table with the columns that were ``asked`` for."""
+    names = ", ".join(column_name(text) for text in asked)
+    must = f"the columns {names} must stand beside each image, in a table (CSV or Parquet) with the column path"
+    return DataError(sentence(must, where))

@@ -19,7 +19,6 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from lopsided.data.images import Images
 from lopsided.data.inputs import Inputs, MemoryInputs, StreamedInputs
 from lopsided.data.sources.source import UNUSUAL
-from lopsided.data.splits import whole_recipe
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.estimator.fitting import (
     PREDICT_BATCH,
@@ -43,6 +42,7 @@ from lopsided.models.encoders import IDENTITY
 from lopsided.models.machine import flushed_denormals, pick_device, threads
 from lopsided.models.model import ModelCard, load_model, save_model
 from lopsided.recipe import Recipe
+from lopsided.runs.folds import whole_recipe
 from lopsided.training.decide import familiar_images, recalibrate
 from lopsided.training.methods import Trainer
 from lopsided.training.prior import settled_prior

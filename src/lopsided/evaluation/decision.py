@@ -34,6 +34,8 @@ from lopsided.evaluation.sets import Bools, asks, fit_sets, members
 from lopsided.evaluation.threshold_rules import Scored, fit_threshold
 from lopsided.recipe.rules import Rule, parse_rule
 
+PROBABILITY = "p:"
+"""Prefix of the columns of probabilities in tables, so that a class called "path" hides no other column."""
 NEVER = -1e4
 """The offset of a class without training images, which no rule that divides by the prior decides for."""
 SCALE_SPREAD, OFFSET_SPREAD = 0.25, 1.0

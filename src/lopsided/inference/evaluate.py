@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lopsided.data.images import Vectors
 from lopsided.data.sources import Source, open_source
-from lopsided.data.vectors import Vectors
 from lopsided.errors import DataError, sentence
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.doubt import measure_doubt, trade_off

@@ -28,9 +28,10 @@ from lopsided import files
 from lopsided.data.decoding import hash_file
 from lopsided.data.images import Progress
 from lopsided.errors import DataError, InputError, sentence
+from lopsided.evaluation.decision import PROBABILITY
 from lopsided.inference.neighbours import Features, spread
 from lopsided.inference.pool import Mapper, Pack, Scores, hash_digests, packs
-from lopsided.inference.predict import PROBABILITY, SHOWN, Familiarity, Use, unreadable_path
+from lopsided.inference.predict import SHOWN, Familiarity, Use, unreadable_path
 
 FORMAT = 3
 

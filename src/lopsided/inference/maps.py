@@ -13,8 +13,8 @@ from PIL import Image
 
 from lopsided import files
 from lopsided.data.augment import to_float
-from lopsided.data.columns import cells_of
 from lopsided.data.decoding import Pixels, UnreadableImageError, decode_image, read_image
+from lopsided.data.stored import cells_of
 from lopsided.errors import InputError
 from lopsided.models.blocks.columns import encode
 from lopsided.models.maps import check_positions, class_maps
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lopsided.evaluation.decision import Decision
     from lopsided.inference.predict import Answer
     from lopsided.models.model import Model, ModelCard
-    from lopsided.recipe.columns import Cells
+    from lopsided.recipe.blocks import Cells
 
 PICTURE = 320
 """Longer side of a picture in pixels."""

@@ -19,15 +19,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.data.columns import cells_of, described, no_columns, rows_of
 from lopsided.data.decoding import FolderId, walk_images
 from lopsided.data.sources.listing import TABLE_SUFFIXES, Inside, csv_rows, read_columns, reading_csv
 from lopsided.data.sources.names import Patterns, Twins
 from lopsided.data.sources.remote import images_below
-from lopsided.data.stored import ImagePath, Place, Stored, is_address
+from lopsided.data.stored import ImagePath, Place, Stored, cells_of, described, is_address, no_columns, rows_of
 from lopsided.errors import DataError, sentence
 from lopsided.inference.feature_cache import Features
-from lopsided.recipe.columns import column_name
+from lopsided.recipe.blocks import column_name
 
 
 def find_images(

@@ -18,11 +18,10 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from lopsided.data.columns import cells_of
 from lopsided.data.decoding import FileFacts, Pixels, UnreadableImageError, decode_image, read_pixels
 from lopsided.data.images import Images, ordered_map
 from lopsided.data.inputs import Indices, Inputs, Part, inputs_of, row_batches
-from lopsided.data.stored import ImagePath
+from lopsided.data.stored import ImagePath, cells_of
 from lopsided.distributed import Ranks
 from lopsided.errors import DataError, RunError, sentence
 from lopsided.evaluation.decision import PLAIN, Decision
@@ -34,8 +33,7 @@ from lopsided.inference.pool import Pack, Scores, joined
 from lopsided.models.blocks.columns import encode
 from lopsided.models.encoders import weights_hash
 from lopsided.models.model import Model, ModelCard, look
-from lopsided.recipe.blocks import FINAL
-from lopsided.recipe.columns import Cells
+from lopsided.recipe.blocks import FINAL, Cells
 
 Floats = npt.NDArray[np.float64]
 _Number = TypeVar("_Number", np.float32, np.float64)

@@ -327,7 +327,7 @@ def _print_list(console: Console, heading: str, items: Sequence[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from lopsided.progress import printable
+    from lopsided.runs.progress import printable
 
     console.print(Text(heading, style="bold"))
     table = Table(box=None, show_header=False, pad_edge=False)

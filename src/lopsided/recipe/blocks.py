@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from lopsided.entries import Entries, load
 from lopsided.errors import InputError
+from lopsided.recipe.entries import Entries, load
 
 if TYPE_CHECKING:
     from lopsided.models.blocks.block import FeatureBlock
+
 
 GROUP = "lopsided.blocks"
 """The group of entry points through which other packages add blocks."""
@@ -176,3 +177,18 @@ BLOCKS: Entries[Block] = Entries(
 def find(name: str, *, built_in: bool = False) -> Block | None:
     """Return the entry of a block, or None if there is none. ``built_in``: search no installed packages."""
     return BLOCKS.find(name) if name in (BLOCKS.built_in if built_in else BLOCKS.names()) else None
+
+
+CATEGORY = ":category"
+"""The end of the name of a column whose numbers are codes of categories."""
+Cells = tuple[str, ...]
+"""The texts of these columns in one row."""
+
+
+def column_name(asked: str) -> str:
+    """Return the name of a column in a table.
+
+    >>> column_name("age"), column_name("site:category")
+    ('age', 'site')
+    """
+    return asked.removesuffix(CATEGORY)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lopsided.errors import InputError, sentence
 from lopsided.losses import catalogue
-from lopsided.recipe.columns import column_name
+from lopsided.recipe.blocks import column_name
 from lopsided.recipe.encoder_spec import encoder_conflicts
 from lopsided.recipe.sections import USUAL_BETA, EncoderTraining
 from lopsided.recipe.views import AUTO

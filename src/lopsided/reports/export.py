@@ -11,10 +11,10 @@ from lopsided.errors import InputError, sentence
 from lopsided.inference.export import export_onnx
 from lopsided.inference.familiar import load_bank
 from lopsided.inference.hub import README, base_model, beyond_timm, check_folder, check_hub, export_hub, part_names
-from lopsided.progress import Voice
 from lopsided.recipe.views import parse_tta
 from lopsided.reports.model_card import FILL_IN, model_card
 from lopsided.reports.run_data import open_finished
+from lopsided.runs.progress import Voice
 from lopsided.runs.reopen import open_model, use_views
 
 TARGETS = {"onnx": "model.onnx", "card": README, "hub-folder": "hub"}

@@ -18,10 +18,10 @@ from lopsided import files
 from lopsided.data.decoding import UnreadableImageError, read_image
 from lopsided.data.images import Progress, ordered_map
 from lopsided.inference.find import Row, absolute, page_path, write_found
-from lopsided.progress import Counting
 from lopsided.recipe.words import amount
 from lopsided.reports.page import LIMIT, render
 from lopsided.reports.wording import clean, number, probability, signed
+from lopsided.runs.progress import Counting
 
 if TYPE_CHECKING:
     from lopsided.runs.find import Found

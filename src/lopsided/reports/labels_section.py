@@ -9,14 +9,15 @@ from typing import Any
 
 from lopsided.facts.notes import wrong_label_words
 from lopsided.recipe.words import amount
+from lopsided.reports.run_data import SHOWN_LABELS
 from lopsided.reports.run_words import Facts
 from lopsided.reports.thumbnails import Thumbnails
 from lopsided.reports.wording import clean
 from lopsided.runs.folder import MAX_TABLE
 from lopsided.runs.labels import LABELS, NEAR_DUPLICATES, read_table
 
-SHOWN_LABELS, SHOWN_PAIRS = 24, 12
-"""Number of doubtful labels and of pairs of near-duplicates that a page shows."""
+SHOWN_PAIRS = 12
+"""Number of pairs of near-duplicates that a page shows."""
 _DOUBTFUL = (
     "The probability of another class is as high as it is for images of that class on average. The number is the "
     "probability of the label. Check the labels: an image may be difficult and its label right. {} lists all images, "
@@ -34,7 +35,7 @@ def labels_section(folder: Path, pictures: Thumbnails, facts: Facts) -> dict[str
     rows = read_table(folder / LABELS, MAX_TABLE)
     if not rows or not {"name", "label", "suggested", "suspect", "p_label"} <= set(rows[0]):
         return None
-    is_alone = facts.only_class is not None
+    is_alone = facts.metrics.only_class is not None
     suspects = [row for row in rows if is_alone or row["suspect"] == "yes"]  # The most doubtful label comes first.
     if facts.focus is not None:
         suspects.sort(key=lambda row: facts.classes[facts.minority] not in (row["label"], row["suggested"]))

@@ -14,16 +14,16 @@ from lopsided import files
 from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.reports.arms_page import arms_page
 from lopsided.reports.feature_map import check_kind
-from lopsided.reports.run_page import run_page, shown_images
+from lopsided.reports.run_data import shown_images
+from lopsided.reports.run_page import run_page
 from lopsided.reports.sweep_data import PAGE
-from lopsided.reports.thumbnails import keep_pictures
+from lopsided.reports.thumbnails import keep_shown_pictures
 from lopsided.runs.folder import METRICS, RECIPE
 from lopsided.runs.plan import CELLS
 from lopsided.runs.sweep import SWEEP
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
-    from lopsided.data.prepare import Sources
 
 
 @dataclass(frozen=True)
@@ -87,18 +87,6 @@ def write_report(
     content = page.encode()
     files.atomic_write(target, content)
     return Report(target, about, len(content), tuple(filter(None, notes)))
-
-
-def keep_shown_pictures(folder: Path, *, allow_outside: bool, sources: Sources | None = None) -> None:
-    """Let a finished run keep pictures of the images that its page shows, if it has none and they can be read.
-
-    ``sources`` may have the images at hand.
-    """
-    try:
-        names = [name for name, _ in shown_images(folder)]
-    except LopsidedError:
-        return
-    keep_pictures(folder, names, allow_outside=allow_outside, sources=sources)
 
 
 def make_shown_maps(folder: Path, *, allow_outside: bool = False, progress: Progress | None = None) -> tuple[int, int]:

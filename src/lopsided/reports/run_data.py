@@ -6,7 +6,7 @@ import csv
 import re
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,19 @@ import numpy.typing as npt
 
 from lopsided import __version__, files
 from lopsided.errors import RunError, sentence
+from lopsided.evaluation.decision import PROBABILITY
 from lopsided.facts import Fact
-from lopsided.inference.predict import PROBABILITY
-from lopsided.runs.folder import LOG, METRICS, PREDICTIONS, RECIPE, Run
+from lopsided.runs.folder import LOG, MAX_TABLE, METRICS, PREDICTIONS, RECIPE, Run
+from lopsided.runs.labels import LABELS, read_table
 from lopsided.runs.metrics import Metrics, check_metrics
+from lopsided.seeds import derive_seed
 
 Codes = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+MOST_IMAGES = 10_000
+"""Maximum number of images that a page lists. The figures always use all images."""
+WORST, SHOWN_LABELS = 24, 24
+"""Numbers of mistakes shown without JavaScript, and of doubtful labels."""
 _SUM = 1e-3
 """Maximum deviation of the sum of probabilities from 1. A truncated line exceeds it."""
 
@@ -52,6 +58,19 @@ class Judged:
     def wrong(self) -> npt.NDArray[np.bool_]:
         """Whether each prediction is a mistake."""
         return np.asarray(self.y_true != self.y_pred)
+
+    def take(self, rows: Codes) -> Judged:
+        """Return some of the images."""
+        return replace(
+            self,
+            names=tuple(self.names[i] for i in rows),
+            groups=None if self.groups is None else tuple(self.groups[i] for i in rows),
+            y_true=self.y_true[rows],
+            y_pred=self.y_pred[rows],
+            p=self.p[rows],
+            features=None if self.features is None else self.features[rows],
+            folds=None if self.folds is None else self.folds[rows],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,3 +193,63 @@ def read_stages(run: Run) -> tuple[list[Stage], list[str]]:
         picked = kept.get(name) in list(epochs)
         stages.append(Stage(name, [epochs[i] for i in sorted(epochs)], kept[name] if picked else max(epochs), picked))
     return stages, list(notes)
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """The evaluated images in the order of the page, mistakes first. The page lists the first ``number`` images."""
+
+    judged: Judged
+    number: int
+    note: str
+
+    def first(self) -> Judged:
+        """Return the listed images."""
+        return self.judged.take(np.arange(self.number))
+
+
+def in_order(judged: Judged, seed: int, most: int) -> Listed:
+    """Sort images for the page: mistakes, most confident first; then correct ones, least confident first.
+
+    If there are more than ``most`` images, a sample comes first. It holds all mistakes, or the most confident ones if
+    there are very many, and a random draw of the correct images.
+    """
+    sure = judged.confidence
+    wrong, right = np.flatnonzero(judged.wrong), np.flatnonzero(~judged.wrong)
+    wrong, right = wrong[np.argsort(-sure[wrong], kind="stable")], right[np.argsort(sure[right], kind="stable")]
+    if len(judged) <= most:
+        return Listed(judged.take(np.concatenate([wrong, right])), len(judged), "")
+    num_wrong = min(len(wrong), most - min(len(right), most // 5))
+    generator = np.random.default_rng(derive_seed(seed, "report", "sample"))
+    drawn = np.zeros(len(right), dtype=bool)
+    drawn[generator.permutation(len(right))[: most - num_wrong]] = True
+    order = np.concatenate([wrong[:num_wrong], right[drawn], wrong[num_wrong:], right[~drawn]])
+    which = "every mistake" if num_wrong == len(wrong) else f"the {num_wrong:,} most confident mistakes"
+    note = (
+        f"This page lists {most:,} of {len(judged):,} images: {which} and a random sample of the correct images. "
+        "All counts and metrics use all images."
+    )
+    return Listed(judged.take(order), most, note)
+
+
+def shown_images(folder: Path) -> list[tuple[str, str]]:
+    """Return the mistakes and doubtful labels that the page of a run shows, each with the predicted class.
+
+    A run of one class shows its most unusual images instead, with the class of what is unusual.
+    """
+    run, metrics = open_finished(folder)
+    judged = read_judged(run, metrics)
+    split = next((name for name in metrics.judged() if name in judged), None)
+    if split is None:
+        return []
+    listed = read_table(folder / LABELS, MAX_TABLE)
+    normal = metrics.only_class
+    if normal is not None:
+        other = next(name for name in metrics.classes if name != normal)
+        return [(row["name"], other) for row in listed[:SHOWN_LABELS] if "name" in row]
+    first = in_order(judged[split], run.recipe.seed, MOST_IMAGES).first()
+    predicted = {name: metrics.classes[code] for name, code in zip(first.names, first.y_pred, strict=True)}
+    wrong = [name for name, is_wrong in zip(first.names, first.wrong, strict=True) if is_wrong][:WORST]
+    doubtful = [row["name"] for row in listed if row.get("suspect") == "yes"]
+    names = dict.fromkeys([*wrong, *doubtful[:SHOWN_LABELS]])
+    return [(name, predicted[name]) for name in names if name in predicted]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from lopsided.data.images import Progress
@@ -18,43 +18,33 @@ from lopsided.recipe.words import amount
 from lopsided.reports import run_figures, run_words, svg
 from lopsided.reports.doubt_section import doubt_section
 from lopsided.reports.feature_map import FeatureMap, lay_out, neighbour_share
-from lopsided.reports.heat import add_heat
-from lopsided.reports.labels_section import SHOWN_LABELS, labels_section
+from lopsided.reports.labels_section import labels_section
 from lopsided.reports.page import LIMIT, embedded_json, packed, render
-from lopsided.reports.run_data import Judged, Stage, open_finished, read_judged, read_stages
+from lopsided.reports.run_data import (
+    MOST_IMAGES,
+    WORST,
+    Judged,
+    Stage,
+    in_order,
+    open_finished,
+    read_judged,
+    read_stages,
+)
 from lopsided.reports.run_words import Facts
 from lopsided.reports.threshold_section import threshold_section
 from lopsided.reports.thumbnails import COLUMNS, ROWS, Thumbnails, kept_pictures, make_thumbnails
 from lopsided.reports.wording import clean, duration, percent, quoted
-from lopsided.runs.folder import FEATURES, MAX_TABLE, RECIPE
-from lopsided.runs.labels import LABELS, read_table
+from lopsided.runs.folder import FEATURES, RECIPE
+from lopsided.runs.maps import read_maps
 from lopsided.runs.metrics import Evaluation, Metrics
-from lopsided.seeds import derive_seed
 
-MOST_IMAGES = 10_000
-"""Maximum number of images that a page lists. The figures always use all images."""
 PICTURE_LIMIT = 13_000_000
 """Maximum bytes of data and pictures together. The rest of the limit is for figures and text."""
-WORST = 24
-"""Number of mistakes shown without JavaScript."""
 FEW_CLASSES = 12
 MOST_NOTED = 100
 """Maximum number of unreadable images that a page lists."""
 LEAST_IMAGES = 50
 """A page always lists at least this many images, even if it exceeds the size limit."""
-
-
-@dataclass(frozen=True, eq=False)
-class Listed:
-    """The evaluated images in the order of the page, mistakes first. The page lists the first ``number`` images."""
-
-    judged: Judged
-    number: int
-    note: str
-
-    def first(self) -> Judged:
-        """Return the listed images."""
-        return _rows(self.judged, np.arange(self.number))
 
 
 def run_page(
@@ -114,29 +104,6 @@ _OUTSIDE = (
     "There are no pictures: the run was fitted with images outside the folder of its table. If the run is yours, add "
     "--allow-outside."
 )
-
-
-def shown_images(folder: Path) -> list[tuple[str, str]]:
-    """Return the mistakes and doubtful labels that the page of a run shows, each with the predicted class.
-
-    A run of one class shows its most unusual images instead, with the class of what is unusual.
-    """
-    run, metrics = open_finished(folder)
-    judged = read_judged(run, metrics)
-    split = next((name for name in metrics.judged() if name in judged), None)
-    if split is None:
-        return []
-    listed = read_table(folder / LABELS, MAX_TABLE)
-    normal = Facts(run.recipe, metrics, split).only_class
-    if normal is not None:
-        other = next(name for name in metrics.classes if name != normal)
-        return [(row["name"], other) for row in listed[:SHOWN_LABELS] if "name" in row]
-    first = in_order(judged[split], run.recipe.seed, MOST_IMAGES).first()
-    predicted = {name: metrics.classes[code] for name, code in zip(first.names, first.y_pred, strict=True)}
-    wrong = [name for name, is_wrong in zip(first.names, first.wrong, strict=True) if is_wrong][:WORST]
-    doubtful = [row["name"] for row in listed if row.get("suspect") == "yes"]
-    names = dict.fromkeys([*wrong, *doubtful[:SHOWN_LABELS]])
-    return [(name, predicted[name]) for name in names if name in predicted]
 
 
 def _focus(metrics: Metrics, name: str | None) -> int | None:
@@ -206,43 +173,6 @@ def _judgement(
         **_map_context(facts, first, maps, colours),
     }
     return thumbnails, data, context
-
-
-def in_order(judged: Judged, seed: int, most: int) -> Listed:
-    """Sort images for the page: mistakes, most confident first; then correct ones, least confident first.
-
-    If there are more than ``most`` images, a sample comes first. It holds all mistakes, or the most confident ones if
-    there are very many, and a random draw of the correct images.
-    """
-    sure = judged.confidence
-    wrong, right = np.flatnonzero(judged.wrong), np.flatnonzero(~judged.wrong)
-    wrong, right = wrong[np.argsort(-sure[wrong], kind="stable")], right[np.argsort(sure[right], kind="stable")]
-    if len(judged) <= most:
-        return Listed(_rows(judged, np.concatenate([wrong, right])), len(judged), "")
-    num_wrong = min(len(wrong), most - min(len(right), most // 5))
-    generator = np.random.default_rng(derive_seed(seed, "report", "sample"))
-    drawn = np.zeros(len(right), dtype=bool)
-    drawn[generator.permutation(len(right))[: most - num_wrong]] = True
-    order = np.concatenate([wrong[:num_wrong], right[drawn], wrong[num_wrong:], right[~drawn]])
-    which = "every mistake" if num_wrong == len(wrong) else f"the {num_wrong:,} most confident mistakes"
-    note = (
-        f"This page lists {most:,} of {len(judged):,} images: {which} and a random sample of the correct images. "
-        "All counts and metrics use all images."
-    )
-    return Listed(_rows(judged, order), most, note)
-
-
-def _rows(judged: Judged, rows: npt.NDArray[np.int64]) -> Judged:
-    return replace(
-        judged,
-        names=tuple(judged.names[i] for i in rows),
-        groups=None if judged.groups is None else tuple(judged.groups[i] for i in rows),
-        y_true=judged.y_true[rows],
-        y_pred=judged.y_pred[rows],
-        p=judged.p[rows],
-        features=None if judged.features is None else judged.features[rows],
-        folds=None if judged.folds is None else judged.folds[rows],
-    )
 
 
 def _head(facts: Facts) -> dict[str, Any]:
@@ -459,3 +389,43 @@ def _course(facts: Facts, stages: Sequence[Stage], notes: Sequence[str]) -> dict
         ],
         "unreadable_more": max(len(unreadable) - MOST_NOTED, 0),
     }
+
+
+SIDE = 48
+"""Side of the squares in pixels, in which the picture has the shape of its image."""
+STRONGEST = 0.75
+RED, BLUE = (220, 30, 30), (30, 60, 220)
+
+
+def heat_pictures(folder: Path) -> Mapping[str, str]:
+    """Return the map of each image that has one, by name, as the URL of a picture with the shape of a thumbnail."""
+    found = read_maps(folder)
+    if found is None:
+        return {}
+    sizes = zip(found.names, found.maps.astype(np.float32), found.sizes.tolist(), strict=True)
+    return {name: _url(values, width, height) for name, values, (width, height) in sizes}
+
+
+def add_heat(folder: Path, data: dict[str, Any], tiles: Sequence[dict[str, Any]]) -> None:
+    """Give the tiles of a page, and the images in the data of its script, their maps, if the run has any."""
+    pictures = {clean(name): url for name, url in heat_pictures(folder).items()}
+    for tile in tiles:
+        tile["heat"] = pictures.get(tile["name"])
+    if pictures:
+        data["heat"] = {row: pictures[name] for row, name in enumerate(data["names"]) if name in pictures}
+
+
+def _url(values: np.ndarray, width: int, height: int) -> str:
+    pixels = np.zeros((*values.shape, 4), dtype=np.uint8)
+    pixels[..., :3] = np.where(values[..., None] >= 0, RED, BLUE)
+    pixels[..., 3] = np.round(255 * STRONGEST * np.clip(np.abs(values), 0, 1))
+    scale = SIDE / max(width, height)
+    size = max(round(width * scale), 1), max(round(height * scale), 1)
+    square = Image.new("RGBA", (SIDE, SIDE))
+    square.paste(
+        Image.fromarray(pixels, "RGBA").resize(size, Image.Resampling.BILINEAR),
+        ((SIDE - size[0]) // 2, (SIDE - size[1]) // 2),
+    )
+    content = io.BytesIO()
+    square.save(content, "WEBP", quality=60)
+    return f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode()}"

@@ -80,12 +80,6 @@ class Facts:
         rows = [] if self.figures is None else self.figures.per_class
         return self._rarest([i for i, row in enumerate(rows) if row.support] or range(len(self.classes)))
 
-    @property
-    def only_class(self) -> str | None:
-        """The class of all training images; None if there are several."""
-        present = [label for label, number in self.counts("train").items() if number]
-        return present[0] if len(present) == 1 else None
-
     def _rarest(self, labels: Iterable[int]) -> int:
         counts = self.metrics.counts.train
         return min(labels, key=lambda i: counts.get(self.classes[i], 0))
@@ -431,7 +425,7 @@ def calibration_words(figures: Evaluation, judged: Judged) -> str:
 
 def narrowing(facts: Facts, figures: Evaluation) -> dict[str, Any] | None:
     """Return how the interval of a recall narrows with further rare images; None if there are many already."""
-    row = figures.per_class[facts.minority if facts.only_class is None else facts.rarest]
+    row = figures.per_class[facts.minority if facts.metrics.only_class is None else facts.rarest]
     if row.support >= FEW:
         return None
     share = USUAL_RECALL if row.recall.value is None else row.recall.value

@@ -26,12 +26,12 @@ from PIL import Image
 from lopsided import files
 from lopsided.data.decoding import PICTURE as SIDE
 from lopsided.data.decoding import UnreadableImageError, read_image
-from lopsided.data.images import ArrayImages, FileImages, Progress, ordered_map
+from lopsided.data.images import ArrayImages, FileImages, Progress, Vectors, ordered_map
 from lopsided.data.prepare import Sources
 from lopsided.data.sources import Source
-from lopsided.data.vectors import Vectors
 from lopsided.errors import LopsidedError, RunError
 from lopsided.recipe import Recipe
+from lopsided.reports.run_data import shown_images
 from lopsided.runs.folder import Run
 
 COLUMNS = ROWS = 20
@@ -188,24 +188,26 @@ def _sheet(pictures: Sequence[Image.Image | None], side: int, quality: int) -> b
     return content.getvalue()
 
 
-def keep_pictures(folder: Path, names: Sequence[str], *, allow_outside: bool, sources: Sources | None = None) -> int:
-    """Write the pictures of these images into the run folder, and return their number.
+def keep_shown_pictures(folder: Path, *, allow_outside: bool, sources: Sources | None = None) -> None:
+    """Let a finished run keep pictures of the images that its page shows, if it has none and they can be read.
 
-    ``sources`` may have the images at hand. If the run has pictures already, or its images cannot be read, nothing is
-    written.
+    ``sources`` may have the images at hand.
     """
     from safetensors.numpy import save
 
-    if not names or (folder / PICTURES).is_file():
-        return 0
+    if (folder / PICTURES).is_file():
+        return
     try:
+        names = [name for name, _ in shown_images(folder)]
+        if not names:
+            return
         recipe = Run.open(folder).recipe.override(**{"data.allow_outside": allow_outside})
         source = None if sources is None else sources.at_hand(recipe)
         source = source or Source.open(recipe.data, download=False)
     except LopsidedError:
-        return 0
+        return
     if not isinstance(source.images, FileImages):
-        return 0
+        return
     places = {name: row for row, name in enumerate(source.names)}
     kept: dict[str, bytes] = {}
     for name in names:
@@ -220,7 +222,6 @@ def keep_pictures(folder: Path, names: Sequence[str], *, allow_outside: bool, so
             "content": np.frombuffer(b"".join(kept.values()), dtype=np.uint8),
         }
         files.atomic_write(folder / PICTURES, save(tensors, metadata={"names": json.dumps(list(kept))}))
-    return len(kept)
 
 
 def kept_pictures(folder: Path) -> Mapping[str, Image.Image]:

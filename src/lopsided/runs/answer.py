@@ -335,7 +335,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from lopsided.progress import printable
+    from lopsided.runs.progress import printable
 
     for block in blocks(comparison):
         console.print(Text(printable(block.title), style="bold"))

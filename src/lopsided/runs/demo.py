@@ -18,7 +18,7 @@ from lopsided.runs.plan import Cell, Plan
 from lopsided.runs.run import run_recipe
 
 if TYPE_CHECKING:
-    from lopsided.training.reporter import Reporter
+    from lopsided.facts.log import Reporter
 
 LOSSES = ("ce", "cl", "afcl")
 QUICK = "quick"

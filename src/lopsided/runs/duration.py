@@ -11,8 +11,8 @@ from time import perf_counter
 
 import numpy as np
 
+from lopsided.data.images import Vectors
 from lopsided.data.sources import Source
-from lopsided.data.vectors import Vectors
 from lopsided.errors import LopsidedError
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.recipe.views import AUTO, CANDIDATES

@@ -16,10 +16,10 @@ from lopsided.errors import InputError, sentence
 from lopsided.evaluation.decision import Decision
 from lopsided.facts import Fact, notes
 from lopsided.inference.evaluate import check_labelled, evaluate_model, list_labelled
-from lopsided.progress import Counting
 from lopsided.recipe.views import parse_tta
 from lopsided.runs.folder import named_focus
 from lopsided.runs.known import trained_digests
+from lopsided.runs.progress import Counting
 from lopsided.runs.reopen import (
     columns_of,
     open_familiarity,

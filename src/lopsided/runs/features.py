@@ -18,6 +18,7 @@ from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import Splits
 from lopsided.data.stored import ImagePath
 from lopsided.errors import InputError, RunError
+from lopsided.facts.log import Log
 from lopsided.inference.feature_cache import ReadableImages
 from lopsided.inference.pool import Mapper, packs
 from lopsided.models.machine import pick_device
@@ -27,7 +28,6 @@ from lopsided.runs.run import settle
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.fit import pixels_of
 from lopsided.training.methods import make_trainer
-from lopsided.training.reporter import Log
 
 if TYPE_CHECKING:
     from lopsided.inference.scorer import Scorer

@@ -13,13 +13,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from lopsided.data.columns import described
 from lopsided.data.images import Progress
 from lopsided.data.listed import Listed
 from lopsided.data.sources.listing import Listing
 from lopsided.data.sources.names import Patterns, Twins, suggest_names
 from lopsided.data.sources.vectors import is_vectors
-from lopsided.data.stored import ImagePath, is_address
+from lopsided.data.stored import ImagePath, described, is_address
 from lopsided.errors import InputError, sentence
 from lopsided.evaluation.typicality import Bank
 from lopsided.facts import Fact, cautions, notes
@@ -30,9 +29,9 @@ from lopsided.inference.pool import PACK, Mapper, find_images, packs
 from lopsided.inference.predict import Answer, Use, answers_of, vector_answers
 from lopsided.inference.scorer import Scorer
 from lopsided.models.model import Model, ModelCard
-from lopsided.progress import Counting
 from lopsided.runs.folder import named_focus
 from lopsided.runs.known import Labelled, digests_of, known_features, labelled_images
+from lopsided.runs.progress import Counting
 from lopsided.runs.reopen import columns_of, open_familiarity, open_model, open_use
 
 CACHE_SHARE = 0.25

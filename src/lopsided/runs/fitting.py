@@ -7,20 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lopsided.data.images import Vectors
 from lopsided.data.prepare import Sources
 from lopsided.data.sources.names import suggest_names
 from lopsided.data.sources.source import UNUSUAL
 from lopsided.data.sources.vectors import check_vector_fields
-from lopsided.data.vectors import Vectors
 from lopsided.errors import InputError, sentence
 from lopsided.facts import Fact, notes
-from lopsided.progress import reporter
 from lopsided.recipe import Recipe, find_recipe, methods, named_recipe
 from lopsided.recipe.encoder_spec import EncoderSpec, with_full_names
 from lopsided.recipe.rules import parse_rule
 from lopsided.runs import run as runs
 from lopsided.runs.folder import METRICS, RECIPE, Run
 from lopsided.runs.folds import default_folds
+from lopsided.runs.progress import reporter
 from lopsided.runs.run import run_recipe
 from lopsided.runs.tracking import say_trackers
 from lopsided.runs.view import FoldLines, View

@@ -22,19 +22,18 @@ from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits
 from lopsided.errors import RunError
 from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence, prior_of
-from lopsided.evaluation.decision import Decision, resolve
+from lopsided.evaluation.decision import PROBABILITY, Decision, resolve
 from lopsided.evaluation.doubt import measured_words
 from lopsided.evaluation.folds import figures_by_rule, mean_evaluation, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import evaluate
 from lopsided.evaluation.typicality import Bank
 from lopsided.facts import Fact, cautions, merge_folds, notes
-from lopsided.inference.predict import PROBABILITY
+from lopsided.facts.log import Log
 from lopsided.recipe.rules import parse_rule
 from lopsided.recipe.views import AUTO
 from lopsided.runs import results
 from lopsided.runs.folder import PREDICTIONS, Run, read_metrics
 from lopsided.runs.labels import write_label_check
-from lopsided.training.reporter import Log
 
 if TYPE_CHECKING:
     from lopsided.models.model import Model, ModelCard

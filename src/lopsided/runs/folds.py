@@ -20,12 +20,14 @@ import numpy as np
 from lopsided import files
 from lopsided.data.prepare import Sources, data_seed, split_rule
 from lopsided.data.sources import Source
-from lopsided.data.splits import fold_numbers, fold_recipes, most_folds, whole_recipe
+from lopsided.data.splits import fold_numbers, most_folds
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import settle_scores
 from lopsided.facts import Fact, notes
+from lopsided.facts.log import LOG_NAME, Log, Reporter
 from lopsided.inference.feature_cache import cache_root
 from lopsided.recipe import Recipe
+from lopsided.recipe.rules import parse_rule
 from lopsided.runs.driver import drive
 from lopsided.runs.duration import FEATURE_SECONDS, Expected, fold_seconds
 from lopsided.runs.engines import Engine, Here
@@ -37,9 +39,8 @@ from lopsided.runs.plan import CELLS, Cell, Plan, drop_model
 from lopsided.runs.run import run_recipe, settle
 from lopsided.runs.tracking import TRACKERS, tracked
 from lopsided.runs.view import View
-from lopsided.trackers.tensorboard import FOLDER as TENSORBOARD
+from lopsided.trackers.tracker import TENSORBOARD
 from lopsided.training.prior import settled_prior
-from lopsided.training.reporter import LOG_NAME, Log, Reporter
 
 if TYPE_CHECKING:
     from lopsided.distributed import Ranks
@@ -78,6 +79,37 @@ def default_folds(
     if seconds > CHEAP_SECONDS:
         return None, [notes.split_by_default(rarest, counts[rarest], seconds)]
     return folds, [notes.folds_by_default(folds, rarest, counts[rarest], recipe.data.test, seconds)]
+
+
+def fold_recipes(recipe: Recipe) -> list[Recipe]:
+    """Return the recipe of each fold, over all repeats. A recipe does not depend on the number of repeats.
+
+    A fold decides by ``balanced`` if the rule is fitted, because such a rule is fitted to the scores of all folds.
+
+    >>> [each.data.fold for each in fold_recipes(Recipe().override(**{"data.folds": 2, "data.repeats": 2}))]
+    [1, 2, 3, 4]
+    """
+    number = (recipe.data.folds or 0) * recipe.data.repeats
+    same = {"data.repeats": 1, "final": "auto", "compare_quick": False, "decision.rule": _plain_rule(recipe)}
+    return [recipe.vouched({"data.fold": fold, **same}) for fold in range(1, number + 1)]
+
+
+def whole_recipe(recipe: Recipe) -> Recipe:
+    """Return the recipe of the model that is trained on all images, without a test split."""
+    changes = {
+        "data.folds": None,
+        "data.repeats": 1,
+        "data.origin": None,
+        "data.test": 0.0,
+        "final": "auto",
+        "compare_quick": False,
+    }
+    return recipe.vouched({**changes, "decision.rule": _plain_rule(recipe)})
+
+
+def _plain_rule(recipe: Recipe) -> str:
+    """Return the rule of a recipe, or ``balanced`` if the rule needs held-back images."""
+    return "balanced" if parse_rule(recipe.decision.rule).fitted else recipe.decision.rule
 
 
 class FoldPlan(Plan):

@@ -219,6 +219,12 @@ class Metrics(_Content):
                 raise ValueError(f"{split}.confusion must have {number} classes")
         return self
 
+    @property
+    def only_class(self) -> str | None:
+        """The class of all training images; None if there are several."""
+        present = [label for label, number in self.counts.train.items() if number]
+        return present[0] if len(present) == 1 else None
+
     def judged(self) -> dict[str, Evaluation]:
         """Return the figures of each evaluated split, in the order of ``JUDGED``."""
         parts: dict[str, Evaluation | None] = {split: getattr(self, split) for split in JUDGED}

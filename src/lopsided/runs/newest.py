@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 
 from lopsided.errors import RunError
-from lopsided.progress import Voice
 from lopsided.runs.folder import CARD, METRICS, RECIPE
+from lopsided.runs.progress import Voice
 
 RUNS = Path("runs")
 """Runs without a name are ``runs/1``, ``runs/2`` and so on."""

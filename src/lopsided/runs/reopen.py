@@ -19,16 +19,16 @@ from lopsided.data.sources import SOURCE_NAMES, Source
 from lopsided.data.stored import is_address
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.calibration import HeldBack
+from lopsided.evaluation.decision import PROBABILITY
 from lopsided.evaluation.typicality import LEVEL, check_level
 from lopsided.facts import notes
 from lopsided.inference.feature_cache import ReadableImages
-from lopsided.inference.grouping import Grouping
-from lopsided.inference.predict import PROBABILITY, Familiarity, Use, choose_use
-from lopsided.progress import Voice
+from lopsided.inference.predict import Familiarity, Grouping, Use, choose_use
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule, read_rule
 from lopsided.recipe.views import name_views
 from lopsided.runs.folder import CARD, PREDICTIONS, RECIPE, Run
+from lopsided.runs.progress import Voice
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress

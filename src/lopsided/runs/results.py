@@ -20,11 +20,11 @@ from lopsided.data.prepare import training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks
 from lopsided.evaluation.calibration import HeldBack
+from lopsided.evaluation.decision import PROBABILITY
 from lopsided.evaluation.doubt import measured_words
 from lopsided.evaluation.folds import decided_unseen, figures_by_rule
 from lopsided.evaluation.metrics import evaluate
 from lopsided.facts import Fact
-from lopsided.inference.predict import PROBABILITY
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule
 from lopsided.runs.folder import FEATURES, FORMAT, METRICS, PREDICTIONS

@@ -30,9 +30,9 @@ from lopsided.trackers import tracker as trackers
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
     from lopsided.distributed import Ranks
+    from lopsided.facts.log import Reporter
     from lopsided.runs.engines import Engine
     from lopsided.runs.view import View
-    from lopsided.training.reporter import Reporter
 
 
 def run_recipe(
@@ -159,7 +159,6 @@ def _train(
     why: Sequence[Fact] = (),
 ) -> None:
     from lopsided.runs.tracking import TRACKERS, tracked
-    from lopsided.trackers.tensorboard import FOLDER as TENSORBOARD
     from lopsided.training.checkpoint import Checkpoint
     from lopsided.training.fit import fit
 
@@ -175,7 +174,7 @@ def _train(
                 write_results(folder, recipe, source, fitted, 1 if ranks is None else ranks.size)
     except Exception:
         if writes and not resume and not Checkpoint(folder).exists():  # The run cannot be continued.
-            for name in (CHECKPOINT, TENSORBOARD):
+            for name in (CHECKPOINT, trackers.TENSORBOARD):
                 shutil.rmtree(folder / name, ignore_errors=True)
             for name in (RECIPE, LOG, TRACKERS):
                 with suppress(OSError):  # The original error matters, not an error of this cleanup.

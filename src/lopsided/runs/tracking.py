@@ -17,16 +17,16 @@ from typing import Any
 from lopsided import files
 from lopsided.errors import LopsidedError, RunError
 from lopsided.facts import Fact, cautions, notes
-from lopsided.progress import Voice
+from lopsided.facts.log import LOG_NAME, Log, Reporter
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import leaves
 from lopsided.runs.keys import coordinates, proportion
 from lopsided.runs.plan import Cell
+from lopsided.runs.progress import Voice
 from lopsided.runs.records import Record
 from lopsided.trackers import Status, TrackedRun, Tracker
 from lopsided.trackers import tracker as trackers
 from lopsided.trackers.tracker import Epoch
-from lopsided.training.reporter import LOG_NAME, Log, Reporter
 
 TRACKERS = "trackers.json"
 NESTS = ("folds", "cells")

@@ -7,7 +7,7 @@ import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from lopsided.progress import Voice, clock, fitting, printable
+from lopsided.runs.progress import Voice, clock, fitting, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from lopsided.errors import RunError
+from lopsided.evaluation.decision import PROBABILITY
 from lopsided.evaluation.intervals import paired_shares_interval
 from lopsided.evaluation.metrics import evaluate
-from lopsided.inference.predict import PROBABILITY
 from lopsided.runs.folder import Run
 
 LEVEL = 0.95

@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lopsided.trackers.tracker import Status, TrackedRun, Tracker
-
-FOLDER = "tensorboard"
+from lopsided.trackers.tracker import TENSORBOARD, Status, TrackedRun, Tracker
 
 
 class TensorBoard(Tracker):
@@ -65,7 +63,7 @@ class TensorBoard(Tracker):
 
     def _root(self, run: TrackedRun) -> Path:
         """Return the folder in which the event files of a run must be."""
-        return Path(self.place) if self.place is not None else (run.parent_folder or run.folder) / FOLDER
+        return Path(self.place) if self.place is not None else (run.parent_folder or run.folder) / TENSORBOARD
 
     def _new_folder(self, run: TrackedRun, root: Path) -> Path:
         if self.place is None and run.parent_folder is None:

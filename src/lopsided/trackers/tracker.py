@@ -16,8 +16,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from lopsided.entries import Entries
 from lopsided.errors import MissingDependencyError
+from lopsided.recipe.entries import Entries
+
+TENSORBOARD = "tensorboard"
+"""The folder of TensorBoard's files in that of a run."""
 
 Status = Literal["finished", "failed", "interrupted"]
 

@@ -18,16 +18,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lopsided.data.images import Vectors
 from lopsided.data.inputs import Indices, Part, Prepared, prepare
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
-from lopsided.data.vectors import Vectors
 from lopsided.errors import LopsidedError
 from lopsided.evaluation.calibration import HeldBack, prior_of
 from lopsided.evaluation.decision import resolve
 from lopsided.evaluation.intervals import Figure, paired_shares_interval
 from lopsided.evaluation.metrics import confusion_figures, evaluate, independent_sizes
 from lopsided.facts import Fact, cautions, notes
+from lopsided.facts.log import Log, Reporter
 from lopsided.inference.scorer import SmallImages
 from lopsided.models.pretrained import preprocessing_of
 from lopsided.recipe import Recipe, named_recipe
@@ -35,7 +36,6 @@ from lopsided.recipe.rules import parse_rule
 from lopsided.seeds import derive_seed
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.methods import make_trainer
-from lopsided.training.reporter import Log, Reporter
 
 MOST_TRAIN, MOST_EVALUATED, LEAST_EVALUATED = 10_000, 2_000, 30
 """Numbers of training images and of evaluated images of the recipe ``quick``. Larger splits are sampled by class."""

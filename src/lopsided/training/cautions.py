@@ -6,17 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lopsided.data.cues import cue_rows, measure_cues, seeks_cues
 from lopsided.data.images import FileImages
 from lopsided.data.inputs import Part, Prepared
 from lopsided.data.sources import Source
 from lopsided.data.sources.names import name_cautions
 from lopsided.data.splits import Leaks
-from lopsided.data.vectors import Vectors
-from lopsided.evaluation.cues import telling_cues
-from lopsided.evaluation.parts import odd_parts
 from lopsided.facts import Fact, cautions
 from lopsided.recipe import Recipe
 
@@ -26,10 +21,6 @@ LARGE_SIDE = 512
 """Images that are not resized and have a longer side than this make training slow."""
 STEEP = 0.5
 """The loss falls steeply if it falls at least at this share of its mean rate over the stage."""
-_LEAST_CUES = 20
-"""With fewer images, cues are not compared."""
-_EXAMPLES = 5
-"""Images of a part that are named."""
 _LEAST_FALL, _LEAST_LATE = 0.05, 0.01
 """The loss must fall by these shares of its first value, in the stage and at its end, to be more than noise."""
 
@@ -54,29 +45,6 @@ def source_cautions(source: Source, recipe: Recipe, shape: Sequence[int]) -> Ite
             yield cautions.first_pages(paged, len(headers))
     if recipe.data.image_size is None and max(shape[1:], default=0) > LARGE_SIDE:
         yield cautions.large_images(shape[2], shape[1])
-
-
-def cue_cautions(source: Source, train: npt.NDArray[np.int64], recipe: Recipe) -> Iterator[Fact]:
-    """Yield a caution for each class that something simple, such as brightness, separates from the others.
-
-    Another caution is for a class of which another camera seems to have taken a part.
-
-    Only training images are looked at.
-    """
-    if not seeks_cues(recipe) or len(train) < _LEAST_CUES or isinstance(source.images, Vectors):
-        return
-    rows = train[cue_rows(source.labels[train], recipe.seed)]
-    groups = None if source.groups is None else source.groups[rows]
-    cues, labels, num_classes = measure_cues(source.images, rows), source.labels[rows], len(source.classes)
-    found = telling_cues(cues.plain, labels, num_classes, groups)
-    for label in dict.fromkeys(cue.label for cue in found):
-        named = {cue.name: round(cue.auroc.value, 3) for cue in found if cue.label == label}
-        yield cautions.cheap_cues(source.classes[label], named)
-    for part in odd_parts(cues.camera, cues.files, labels, num_classes, groups, recipe.seed):
-        names = [source.names[row] for row in rows[part.rows[:_EXAMPLES]]]
-        yield cautions.odd_part(
-            source.classes[part.label], part.inside, part.total, part.higher, part.lower, part.kind or (), names
-        )
 
 
 def falling_cautions(recipe: Recipe, history: Sequence[Mapping[str, Any]]) -> Iterator[Fact]:

@@ -41,6 +41,7 @@ import numpy as np
 import torch
 
 from lopsided import __version__
+from lopsided.data.cues import cue_cautions
 from lopsided.data.inputs import Part, Prepared, check_trainable, inputs_of, prepare
 from lopsided.data.prepare import split_note, split_source, training_source
 from lopsided.data.sources import Source
@@ -48,6 +49,7 @@ from lopsided.data.splits import Leaks, Splits, find_leaks
 from lopsided.distributed import Ranks
 from lopsided.errors import RunError
 from lopsided.facts import Fact, notes
+from lopsided.facts.log import Log, Reporter
 from lopsided.files import make_folder, remove_leftovers
 from lopsided.inference.familiar import save_bank
 from lopsided.inference.scorer import Predictions, SmallImages
@@ -56,11 +58,10 @@ from lopsided.models.model import CARD_NAME, Model, ModelCard, load_model, save_
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
 from lopsided.recipe import Recipe, check_classes
 from lopsided.training.baseline import classify_by_quick, compare, compare_answers, figures_of, is_quick
-from lopsided.training.cautions import cue_cautions, falling_cautions, run_cautions, source_cautions
+from lopsided.training.cautions import falling_cautions, run_cautions, source_cautions
 from lopsided.training.checkpoint import Checkpoint, State, check_course, load_strictly
 from lopsided.training.decide import check_rule, familiar_images, settle
 from lopsided.training.methods import Trainer, make_trainer
-from lopsided.training.reporter import Log, Reporter
 
 __all__ = [
     "Fitted",

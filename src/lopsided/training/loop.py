@@ -20,6 +20,7 @@ from lopsided.data.inputs import Part
 from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
 from lopsided.errors import RunError
+from lopsided.facts.log import Reporter
 from lopsided.losses.deferred import first_epoch
 from lopsided.losses.objective import Objective
 from lopsided.losses.queue import FeatureQueue
@@ -32,7 +33,6 @@ from lopsided.training.batches import Batch, Indices, cut, loaded_positions, mak
 from lopsided.training.checkpoint import Checkpoint, restore_training, training_tensors
 from lopsided.training.midway import Midway, midway_tensors, summed
 from lopsided.training.optimizers import make_optimizer
-from lopsided.training.reporter import Reporter
 from lopsided.training.selection import Judged
 from lopsided.training.step import Found, Precision, Sharpness, Step
 

@@ -18,17 +18,16 @@ from typing import TextIO
 
 import numpy as np
 
-from lopsided.data.columns import described, rows_of
 from lopsided.data.decoding import SUFFIXES, is_hidden, is_image_name, walk_images
 from lopsided.data.images import FileImages, Images
 from lopsided.data.sources import several_labels
 from lopsided.data.sources.parquet import SUFFIXES as PARQUET
 from lopsided.data.sources.parquet import read_parquet, reading_parquet, texts_of
-from lopsided.data.stored import ImagePath
+from lopsided.data.stored import ImagePath, described, rows_of
 from lopsided.errors import DataError, sentence
 from lopsided.facts import Fact, cautions
 from lopsided.files import check_regular
-from lopsided.recipe.columns import column_name
+from lopsided.recipe.blocks import column_name
 
 SPLITS = ("train", "val", "test")
 SPLIT_NAMES = {

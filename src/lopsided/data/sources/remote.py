@@ -12,17 +12,16 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lopsided.data.columns import described, rows_of
 from lopsided.data.decoding import is_hidden, is_image_name
 from lopsided.data.images import FileImages
 from lopsided.data.sources.listing import SPLIT_NAMES, TABLE_SUFFIXES, Listing, list_table, select
 from lopsided.data.sources.names import Patterns
 from lopsided.data.sources.parquet import SUFFIXES, image_column, load_pyarrow, reading_parquet, texts_of
 from lopsided.data.sources.vectors import is_vectors, list_vectors
-from lopsided.data.stored import ImagePath, Place, Stored, reading
+from lopsided.data.stored import ImagePath, Place, Stored, described, reading, rows_of
 from lopsided.errors import DataError, sentence
 from lopsided.files import check_regular
-from lopsided.recipe.columns import column_name
+from lopsided.recipe.blocks import column_name
 
 _OPEN_GROUPS = 4
 """Row groups of a Parquet file whose images are in memory at a time."""

@@ -15,16 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lopsided.data.columns import no_columns
 from lopsided.data.decoding import Pixels, UnreadableImageError
 from lopsided.data.images import ArrayImages, FileImages, Images, Known, Progress
 from lopsided.data.sources import fashion, isic
-from lopsided.data.sources.groups import by_pattern, no_groups, of_folder
 from lopsided.data.sources.listing import SPLITS, TABLE_SUFFIXES, Listing, list_folder, list_table, read_columns, select
-from lopsided.data.sources.names import Patterns, suggest_names
+from lopsided.data.sources.names import Patterns, by_pattern, no_groups, of_folder, suggest_names
 from lopsided.data.sources.remote import holds_images, list_remote
 from lopsided.data.sources.vectors import is_vectors, list_vectors
-from lopsided.data.stored import Place, is_address
+from lopsided.data.stored import Place, is_address, no_columns
 from lopsided.errors import DataError, InputError, sentence
 from lopsided.facts import Fact, notes
 from lopsided.recipe.sections import Data

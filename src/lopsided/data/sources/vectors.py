@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lopsided.data.images import Numbers, Vectors
 from lopsided.data.sources.listing import Listing, check_filled, splits_of
 from lopsided.data.sources.parquet import SUFFIXES, image_column, load_pyarrow, read_parquet, texts_of
 from lopsided.data.stored import Place, is_address, reading
-from lopsided.data.vectors import Numbers, Vectors
 from lopsided.errors import DataError, InputError, sentence
 from lopsided.files import check_regular
 from lopsided.recipe.encoder_spec import MLP_NAME

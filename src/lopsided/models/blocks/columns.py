@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from lopsided.errors import DataError, sentence
-from lopsided.recipe.columns import CATEGORY, Cells, column_name
+from lopsided.recipe.blocks import CATEGORY, Cells, column_name
 
 Features = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]

@@ -4,7 +4,7 @@ An installed package can add a method through an entry point of the group ``lops
 point is the value of ``method`` in a recipe, and its object is a spec (see ``MethodSpec``).
 """
 
-from lopsided.entries import Entries
+from lopsided.recipe.entries import Entries
 from lopsided.recipe.methods.spec import MethodSpec
 
 __all__ = ["GROUP", "METHODS", "MethodSpec", "find", "names"]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from lopsided import __version__
-from lopsided.data.columns import cells_of, described
+from lopsided.data.stored import cells_of, described
 from lopsided.errors import RunError
 from lopsided.inference.familiar import BANK_NAME, load_bank
 from lopsided.inference.neighbours import Known

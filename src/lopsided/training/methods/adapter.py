@@ -30,6 +30,7 @@ from lopsided.data.inputs import Indices, MemoryInputs, Part
 from lopsided.data.samplers import BatchSampler
 from lopsided.evaluation.calibration import Calibration, HeldBack, fit_calibration, prior_of
 from lopsided.facts import notes
+from lopsided.facts.log import Reporter
 from lopsided.losses.objective import Objective
 from lopsided.models.encoders import seeded_init
 from lopsided.models.heads import Adapter
@@ -42,7 +43,6 @@ from lopsided.training.loop import Loop, Stage
 from lopsided.training.methods.frozen import tell_choice
 from lopsided.training.methods.trainer import FeatureTrainer
 from lopsided.training.regression import Regression, fit_regression, inner_folds, rarest, standardisation
-from lopsided.training.reporter import Reporter
 from lopsided.training.step import make_objective
 
 Floats = npt.NDArray[np.float64]

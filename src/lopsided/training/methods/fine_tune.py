@@ -35,6 +35,7 @@ from lopsided.data.samplers import BatchSampler
 from lopsided.distributed import Ranks
 from lopsided.errors import InputError, RunError
 from lopsided.facts import notes
+from lopsided.facts.log import Log
 from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import share_rows
 from lopsided.models.cut import Cut, block_numbers, cut_encoder
@@ -49,7 +50,6 @@ from lopsided.training.loop import Loop, Stage
 from lopsided.training.methods.frozen import regress
 from lopsided.training.methods.staged import StagedTrainer
 from lopsided.training.prior import bias_between, carried_prior, regression_prior
-from lopsided.training.reporter import Log
 from lopsided.training.selection import MAX_PROBE
 
 TRIAL_STEPS = 6

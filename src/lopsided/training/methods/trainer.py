@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from lopsided.data.inputs import Part, Prepared
 from lopsided.distributed import Ranks
-from lopsided.entries import load
 from lopsided.errors import InputError, RunError
 from lopsided.facts import Fact, cautions, notes
+from lopsided.facts.log import Log
 from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import cache_root
 from lopsided.inference.scorer import Scorer, SmallImages
@@ -37,10 +37,10 @@ from lopsided.models.model import AdapterCard, Model, ModelCard, with_views
 from lopsided.models.pretrained import hub_weights
 from lopsided.recipe import LossSettings, Recipe
 from lopsided.recipe.encoder_spec import EncoderSpec
+from lopsided.recipe.entries import load
 from lopsided.recipe.views import AUTO, PLAIN, check_views, computed_views
 from lopsided.training.checkpoint import Checkpoint, State, load_strictly
 from lopsided.training.prior import carried_prior
-from lopsided.training.reporter import Log
 
 Floats = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]

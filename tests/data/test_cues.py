@@ -9,9 +9,8 @@ import pytest
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from lopsided.data.cues import cue_rows, measure_cues
+from lopsided.data.cues import TOGETHER, cue_rows, measure_cues, telling_cues
 from lopsided.data.images import FileImages
-from lopsided.evaluation.cues import TOGETHER, telling_cues
 
 
 def test_a_cue_that_separates_the_classes_is_named_with_its_auroc() -> None:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from lopsided.facts import Fact
-from lopsided.training.reporter import Reporter
+from lopsided.facts.log import Reporter
 
 if TYPE_CHECKING:
     from rich.console import Console

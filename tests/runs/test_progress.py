@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from lopsided import progress
 from lopsided.facts import cautions, notes
+from lopsided.runs import progress
 
 SCRIPT = """
 import time
 from lopsided.facts import cautions
-from lopsided.progress import reporter
+from lopsided.runs.progress import reporter
 with reporter() as watcher:
     tell = watcher.counting("checking images")
     tell(3, 12)
@@ -33,7 +33,7 @@ with reporter() as watcher:
 
 def run_script(in_terminal: bool, warning: str = "few [images] of dog") -> str:
     script = SCRIPT.replace("few [images] of dog", warning.encode("unicode_escape").decode())
-    source = str(Path(__file__).parents[1] / "src")
+    source = str(Path(__file__).parents[2] / "src")
     environment = {**os.environ, "PYTHONPATH": source, "TERM": "xterm", "COLUMNS": "120"}
     if not in_terminal:
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment, check=True)

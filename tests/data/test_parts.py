@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lopsided.data.cues import measure_cues
+from lopsided.data.cues import cue_cautions, measure_cues
 from lopsided.data.images import FileImages
+from lopsided.data.parts import odd_parts
 from lopsided.data.sources import Source
-from lopsided.evaluation.parts import odd_parts
 from lopsided.recipe import named_recipe
 from lopsided.recipe.sections import Data
-from lopsided.training.cautions import cue_cautions
 
 LABELS = np.repeat([0, 1], [400, 80])
 
