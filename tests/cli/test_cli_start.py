@@ -7,12 +7,16 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from lopsided.cli import compare, train
 from lopsided.cli.app import let_threads_sleep
+from lopsided.errors import InputError
 from lopsided.models.machine import threads
+from lopsided.recipe import Changes, read_words
 from tiny_command import Call, command, environment
 
 VERBS = (
@@ -55,12 +59,12 @@ def test_the_help_of_each_verb_has_an_example_of_it(verb: str, call: Call) -> No
 
 def test_fit_has_the_flags_that_are_promised(call: Call) -> None:
     flags = (
-        "--out --recipe --loss --encoder --group --source --columns --normal --folds --decide --focus --auto --more "
-        "--seed --device --resume --workers --engine --track --verbose --quiet --json --help"
+        "--out --recipe --loss --encoder --group --folds --decide --auto --more --seed --device --resume --workers "
+        "--engine --track --verbose --quiet --json --help"
     )
     text = call("fit", "--help").out
     assert set(re.findall(r"^\W*(--[a-z]+) ", text.partition("Options")[2], re.MULTILINE)) == set(flags.split())
-    words = "epochs eta weights tta image_size val test split scenario include skip_unreadable allow_outside"
+    words = "focus classes columns group_from origin epochs eta weights tta image_size val test split scenario include"
     assert [word for word in words.split() if f" {word}=" not in text] == []
 
 
@@ -71,22 +75,40 @@ def test_fit_has_the_flags_that_are_promised(call: Call) -> None:
         (["--image-size", "64"], "image_size=64"),
         (["--views", "flips"], "tta=flips"),
         (["--skip-unreadable"], "skip_unreadable=true"),
-        (["--set", "encoder_training.views=2"], "encoder_training.views=2"),
         (["--eta", "-3"], "eta=-3"),
+        (["--eta=-3", "--quiet"], "eta=-3"),
+        (["--focus", "rare"], "focus=rare"),
+        (["--normal", "good"], "classes=good"),
+        (["--columns", "age, sex"], "columns=age,sex"),
+        (["--source", "camera"], "origin=camera"),
+        (["--group-from", "{group}_*", "--image-size", "64"], "data.group_from={group}_*"),
     ],
 )
-def test_an_option_that_is_a_word_gets_a_sentence_with_the_word(flags: list[str], word: str, call: Call) -> None:
-    for verb in ("fit", "compare"):
-        ended = call(verb, "photos", *flags)
-        assert (ended.code, ended.out) == (2, "")
-        assert ended.err == f"lopsided: There is no option {flags[0]}. Write {word} after DATA.\n"
+def test_an_option_that_is_called_like_a_setting_is_read_as_its_word(
+    flags: list[str], word: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[list[str]] = []
+
+    def keep(texts: Sequence[str], *_: object) -> Changes:
+        read.append(list(texts))
+        raise InputError("seen")
+
+    for verb, module in (("fit", train), ("compare", compare)):
+        monkeypatch.setattr(module, "read_changes", keep)
+        assert call(verb, "photos", "--out", tmp_path, *flags).err == "lopsided: seen\n"
+    path, value = next(iter(read_words([word]).values.items()))
+    assert [read_words(texts).values[path] for texts in read] == [value, value]
+
+
+def test_an_option_that_is_called_like_a_setting_needs_a_value(call: Call) -> None:
+    ended = call("fit", "photos", "--epochs", "--quiet")
+    assert (ended.code, ended.err) == (2, "lopsided: --epochs needs a value.\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["fit", "photos", "--minutes", "3"], "There is no option --minutes. Write --auto minutes=3."),
-        (["fit", "photos", "--auto", "--minutes", "3"], "There is no option --minutes. Write minutes=3 after DATA."),
         (["compare", "photos", "--loss", "ce"], "There is no option --loss. Write --methods ce."),
         (["fit", "photos", "device=foo"], 'device must be "auto", "cpu", "cuda", "cuda:1" or "mps", got \'foo\'.'),
     ],

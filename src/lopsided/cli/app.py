@@ -170,7 +170,7 @@ def run(arguments: list[str] | None = None, age: float = 0.0) -> int:
         with warnings.catch_warnings():
             # Pillow prints up to forty warnings for one TIFF with damaged metadata. Real errors are reported anyway.
             warnings.filterwarnings("ignore", module=r"PIL\.")
-            code = _command()(arguments, prog_name="lopsided", standalone_mode=False)
+            code = _called(arguments)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         return _end(error, arguments)
@@ -179,6 +179,20 @@ def run(arguments: list[str] | None = None, age: float = 0.0) -> int:
     if not arguments:  # The help was printed. click before 8.2 returns 0 in this case.
         return 2
     return code if isinstance(code, int) else 0
+
+
+def _called(arguments: list[str]) -> Any:
+    """Call the command. An option that it does not have, but that is called like a setting, is read as its word."""
+    try:
+        return _command()(arguments, prog_name="lopsided", standalone_mode=False)
+    except Exception as error:
+        option = _unknown_option(error, arguments)
+        if option is None or settings.other_option(option, arguments) is not None:
+            raise
+        words = settings.with_word(option, arguments)
+        if words is None:
+            raise
+    return _called(words)
 
 
 def _open_streams() -> None:
@@ -226,7 +240,7 @@ def _end(error: BaseException, arguments: list[str] | None = None) -> int:
     elif isinstance(error, KeyboardInterrupt | typer.Abort):
         text, code = "interrupted.", stopped
     elif _is_usage(error):
-        text = _word_text(error, arguments or []) or f"{_usage_text(error)} {_usage_help(error)}"
+        text = _other_text(error, arguments or []) or f"{_usage_text(error)} {_usage_help(error)}"
     elif is_out_of_memory(error):
         text = _memory_text(error)
     elif isinstance(error, OSError) and (told := _system_text(error)):
@@ -288,13 +302,17 @@ def _usage_text(error: Any) -> str:
     return text if text.endswith((".", "?")) else f"{text}."
 
 
-def _word_text(error: Any, arguments: list[str]) -> str:
-    """Return the message for an option that is written as a word, or an empty text for any other error."""
-    option = getattr(error, "option_name", None)
-    if option is None or arguments[:1] not in (["fit"], ["train"], ["compare"]) or not hasattr(error, "possibilities"):
-        return ""
-    word = settings.word_for(option, arguments)
-    return f"There is no option {option}. Write {word}." if word else ""
+def _unknown_option(error: Any, arguments: list[str]) -> str | None:
+    """Return the option that does not exist, if an error says so of a command whose settings are words."""
+    is_setting = arguments[:1] in (["fit"], ["train"], ["compare"]) and hasattr(error, "possibilities")
+    return getattr(error, "option_name", None) if is_setting else None
+
+
+def _other_text(error: Any, arguments: list[str]) -> str:
+    """Return the message for an option that another command has, or an empty text for any other error."""
+    option = _unknown_option(error, arguments)
+    other = None if option is None else settings.other_option(option, arguments)
+    return f"There is no option {option}. Write {other}." if other else ""
 
 
 def _usage_help(error: Any) -> str:

@@ -44,7 +44,7 @@ def fit_auto(
     data: str | None,
     out: Path,
     fields: Mapping[str, Any],
-    work: sweeping.Work,
+    work: sweeping.Workplace,
     *,
     minutes: float | None,
     resume: bool,

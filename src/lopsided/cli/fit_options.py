@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.options import RULES, group_from_option, option
+from lopsided.cli.options import RULES, option
 
 TRAIN, RUN = "What to train", "Run"
 FIELDS = {
@@ -18,14 +18,9 @@ FIELDS = {
     "encoder_training.loss": "loss",
     "encoder.name": "encoder",
     "data.group": "group",
-    "data.group_from": "group_from",
-    "data.origin": "source",
-    "data.columns": "columns",
     "data.folds": "folds",
     "data.more": "more",
-    "data.classes": "normal",
     "decision.rule": "decide",
-    "decision.focus": "focus",
     "track": "track",
 }
 """The fields of a recipe, each with the parameter of ``fit`` that sets it."""
@@ -41,16 +36,9 @@ def complete_loss(incomplete: str) -> list[str]:
 def fields_of(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """Return the option and its value, or None, for each field that an option sets."""
     return {
-        field: (f"--{name.replace('_', '-')}", None if given[name] == [] else _value(name, given[name]))
+        field: (f"--{name.replace('_', '-')}", None if given[name] == [] else given[name])
         for field, name in FIELDS.items()
     }
-
-
-def _value(name: str, given: Any) -> Any:
-    """Return the value of a field: the classes of --normal are one class, and --columns are names with commas."""
-    if name == "columns" and given is not None:
-        return [text.strip() for text in given.split(",") if text.strip()]
-    return [given] if name == "normal" and given is not None else given
 
 
 Words = Annotated[
@@ -88,19 +76,6 @@ Group = Annotated[
     str | None,
     option(TRAIN, "Table column of groups, such as patient, or parent for folders. A group stays in one split."),
 ]
-Source = Annotated[
-    str | None,
-    option(TRAIN, "Table column of sources, such as cameras: also test on each one without training on it."),
-]
-Columns = Annotated[
-    str | None,
-    option(
-        TRAIN,
-        "Table columns that the classifier gets beside each image, such as age,sex,site: numbers or categories.",
-        metavar="NAMES",
-    ),
-]
-GroupFrom = Annotated[str | None, group_from_option(TRAIN)]
 Folds = Annotated[
     int | None,
     option(
@@ -111,15 +86,6 @@ Folds = Annotated[
     ),
 ]
 Decide = Annotated[str | None, option(TRAIN, RULES)]
-Focus = Annotated[
-    str | None,
-    option(
-        TRAIN,
-        "The class that matters: headline, threshold, label check and find follow it. Default: the class that the "
-        "rule names, or the rarest one.",
-        metavar="CLASS",
-    ),
-]
 Auto = Annotated[
     bool,
     option(
@@ -136,10 +102,6 @@ More = Annotated[
         "--more",
         metavar="TABLE",
     ),
-]
-Normal = Annotated[
-    str | None,
-    option(TRAIN, "Train with the images of this class alone: what is unlike them is unusual.", metavar="CLASS"),
 ]
 Seed = Annotated[int | None, option(RUN, "Seed of all random numbers.")]
 Device = Annotated[str | None, option(RUN, "Device: auto, cpu, cuda, cuda:1 or mps.")]

@@ -47,30 +47,34 @@ def read_changes(
     return changes
 
 
-def word_for(option: str, arguments: Sequence[str]) -> str | None:
-    """Return what to write instead of an option that does not exist, if it is the name of a setting: "WORD after DATA".
-
-    ``arguments`` start with the subcommand.
-    """
+def with_word(option: str, arguments: Sequence[str]) -> list[str] | None:
+    """Return the arguments with a word instead of an option that does not exist, if it is the name of a setting."""
     from lopsided.recipe import read_words
 
-    name, _, value = option.lstrip("-").partition("=")
-    name = {"views": "tta"}.get(name, name.replace("-", "_"))
     place = next((i for i, text in enumerate(arguments) if text.partition("=")[0] == option), len(arguments))
-    after = arguments[place + 1] if place + 1 < len(arguments) else ""
-    if option == "--set":
-        return f"{after or 'NAME=VALUE'} after DATA"
-    if name == "minutes" and arguments[0] != "compare" and "--auto" not in arguments:
-        return f"--auto minutes={value or after or 'VALUE'}"
-    if name == "loss" and arguments[0] == "compare":
-        return f"--methods {value or after or 'NAME'}"
+    name, is_joined, value = arguments[place].lstrip("-").partition("=") if place < len(arguments) else ("", "", "")
+    name, rest = _OTHER_NAMES.get(name, name.replace("-", "_")), list(arguments[place + 1 :])
     try:
         (path, *_) = read_words([f"{name}=0"]).values
     except InputError:
         return None
-    is_value = not after.startswith("-") or _is_number(after)
-    value = value or ("true" if path in _SWITCHES else after if is_value else "")
-    return f"{name}={value or 'VALUE'} after DATA"
+    if not is_joined:
+        if path in _SWITCHES:
+            value = "true"
+        elif rest and (not rest[0].startswith("-") or _is_number(rest[0])):
+            value = rest.pop(0)
+        else:
+            raise InputError(f"{option} needs a value.")
+    return [*arguments[:place], f"{name}={value}", *rest]
+
+
+def other_option(option: str, arguments: Sequence[str]) -> str | None:
+    """Return what to write instead of an option that another command has."""
+    place = next((i for i, text in enumerate(arguments) if text.partition("=")[0] == option), len(arguments))
+    value = option.partition("=")[2] or next(iter(arguments[place + 1 :]), "")
+    if option == "--minutes" and arguments[0] != "compare" and "--auto" not in arguments:
+        return f"--auto minutes={value or 'VALUE'}"
+    return f"--methods {value or 'NAME'}" if option == "--loss" and arguments[0] == "compare" else None
 
 
 def _is_number(text: str) -> bool:
@@ -81,4 +85,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
+_OTHER_NAMES = {"views": "tta", "source": "origin", "normal": "classes"}
+"""Options that are not called like their fields."""
 _SWITCHES = ("data.skip_unreadable", "data.allow_outside")

@@ -87,8 +87,8 @@ def refuse(options: Mapping[str, Any], what: str, other: str) -> None:
 
 
 @dataclass(frozen=True)
-class Work:
-    """The options of a command that say how and where many runs are trained."""
+class Workplace:
+    """Where, and by how many processes, runs are trained."""
 
     options: ClassVar[Mapping[str, Any]] = {
         "engine": EngineName,
@@ -100,13 +100,10 @@ class Work:
 
     engine: str | None = None
     workers: int | None = None
-    threads: int | None = None
-    keep_models: bool = False
-    track: Sequence[str] | None = None
 
     def make(self) -> Engine:
         """Return the engine."""
-        return make_engine(self.engine, self.workers, self.threads)
+        return make_engine(self.engine, self.workers, None)
 
     @contextmanager
     def connected(self) -> Iterator[None]:
@@ -118,6 +115,19 @@ class Work:
 
                 connect(address, closing)
             yield
+
+
+@dataclass(frozen=True)
+class Work(Workplace):
+    """The options of a command that trains many runs."""
+
+    threads: int | None = None
+    keep_models: bool = False
+    track: Sequence[str] | None = None
+
+    def make(self) -> Engine:
+        """Return the engine."""
+        return make_engine(self.engine, self.workers, self.threads)
 
 
 def open_data(base: Recipe) -> Source:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lopsided.cli import fit_options as options
-from lopsided.cli.options import Json, Quiet
+from lopsided.cli.options import Json, Quiet, grouped
 from lopsided.cli.output import (
     StoppedError,
     balanced_words,
@@ -28,7 +28,7 @@ from lopsided.cli.output import (
     speed_words,
 )
 from lopsided.cli.settings import read_arguments, read_changes, read_minutes
-from lopsided.cli.sweeping import EngineName, Track, Work, Workers, refuse
+from lopsided.cli.sweeping import Track, Workplace, refuse
 
 if TYPE_CHECKING:
     from lopsided.distributed import Ranks
@@ -36,27 +36,23 @@ if TYPE_CHECKING:
     from lopsided.runs.folder import Run
 
 
+@grouped
 def fit(
     words: options.Words = None,
+    *,
     out: options.Out = None,
     recipe: options.RecipeName = None,
     loss: options.Loss = None,
     encoder: options.Encoder = None,
     group: options.Group = None,
-    group_from: options.GroupFrom = None,
-    source: options.Source = None,
-    columns: options.Columns = None,
     folds: options.Folds = None,
     decide: options.Decide = None,
-    focus: options.Focus = None,
     auto: options.Auto = False,
     more: options.More = None,
-    normal: options.Normal = None,
     seed: options.Seed = None,
     device: options.Device = None,
     resume: options.Resume = False,
-    workers: Workers = None,
-    engine: EngineName = None,
+    work: Workplace,
     track: Track = None,
     verbose: options.Verbose = False,
     quiet: Quiet = False,
@@ -68,15 +64,20 @@ def fit(
     logistic regression on the features is fitted, in seconds to minutes and
     without a network: four views of each of up to 3,000 images if each class
     has at least 50 (the recipe thorough), one view otherwise (quick). If a
-    class has fewer than 200 images, every image is tested once, in five folds. With one class, or
-    fewer than 10 images of the rarer of two, the distance from normal joins
-    (few). Without --out, the run is in runs/1, runs/2 and so on.
+    class has fewer than 200 images, every image is tested once, in five
+    folds. With one class, or fewer than 10 images of the rarer of two, the
+    distance from normal joins (few). Without --out, the run is in runs/1,
+    runs/2 and so on.
 
     With --loss or --recipe from-scratch, an encoder is trained. NAME=VALUE
-    sets any field of the recipe. `lopsided recipes NAME` shows them all.
+    sets any field of the recipe; --name VALUE is read as name=VALUE.
+    `lopsided recipes NAME` shows them all.
 
     \b
     Fields, by their full name or its last part:
+      focus=melanoma classes=good                            classes
+      columns=age,sex,site group_from='{group}_*'            beside an image
+      origin=camera          a column: test each camera without training on it
       epochs=20 lr=1e-3 batch_size=64 classifier_epochs=10   training
       eta=0.5 gamma=7 temperature=0.1                        the loss
       weights=timm tta=flips image_size=224                  the encoder
@@ -89,10 +90,10 @@ def fit(
     Examples:
       lopsided fit photos
       lopsided fit photos --out run --auto minutes=30
-      lopsided fit photos --normal good --out run
+      lopsided fit photos classes=good --out run
       lopsided fit lesions.csv --group patient --out run
-      lopsided fit lesions.csv --columns age,sex,site --out run
-      lopsided fit photos --group-from '{group}_*' --out run
+      lopsided fit lesions.csv columns=age,sex,site --out run
+      lopsided fit photos group_from='{group}_*' --out run
       lopsided fit photos --out run --recipe from-scratch image_size=64
       lopsided fit photos --out run --loss afcl eta=0.5 gamma=7 --folds 5
       lopsided fit photos --out run val=0.2 --decide recall:melanoma=0.95
@@ -115,7 +116,6 @@ def fit(
             from lopsided.cli.auto import check_auto, fit_auto
 
             check_auto(recipe, changes, ranks)
-        work = Work(engine, workers)
         with changes.named():
             asked = {path: value for path, value in changes.values.items() if path != "data.source"}
             data = changes.values.get("data.source")
@@ -218,9 +218,9 @@ def _details(run: Run, metrics: Mapping[str, Any], split: str) -> list[str]:
     return parts if folds is None else [*parts, fold_words(folds)]
 
 
-def fold_engine(work: Work, ranks: Ranks | None) -> Engine | None:
+def fold_engine(work: Workplace, ranks: Ranks | None) -> Engine | None:
     """Return the engine that trains several folds at once, or None if no option asks for it."""
-    if work == Work():
+    if work == Workplace():
         return None
     if ranks is not None:
         refuse({"--workers": work.workers, "--engine": work.engine}, "trains folds at once", "torchrun")

@@ -179,6 +179,8 @@ def _value(path: str, text: str) -> Any:
     kinds = _kinds(_known().get(path))
     if isinstance(value, datetime.date | datetime.time) or (kinds == {str} and not isinstance(value, str)):
         value = text  # 10:30:60 is a time in TOML, and the name of a column may be a number.
+    if path == "data.columns" and isinstance(value, str):
+        return [name.strip() for name in value.split(",") if name.strip()]
     return [value] if tuple in kinds and isinstance(value, str) else value
 
 
