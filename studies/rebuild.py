@@ -30,7 +30,7 @@ from lopsided import files
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-MARK = re.compile(r"<!-- (?!end)([\w-]+) -->\n(?=\|)")
+MARK = re.compile(r"<!-- (?!end)([\w-]+) -->\n(?=\||<!-- end)")
 
 
 def printed(script: str, *words: str) -> str:
@@ -69,7 +69,11 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "adapters": partial(printed, "adapters.py", "summary"),
         "fine-tune": partial(printed, "fine_tune.py", "summary"),
     },
-    "few.md": {"few": partial(printed, "few.py", "auroc"), "few-recall": partial(printed, "few.py", "recall")},
+    "few.md": {
+        "few": partial(printed, "few.py", "auroc"),
+        "few-recall": partial(printed, "few.py", "recall"),
+        "story": partial(printed, "story.py", "table"),
+    },
     "trust.md": {"false-alarms": partial(printed, "false_alarms.py", "summary")},
     "views.md": {"views": partial(printed, "views.py", "summary")},
     "recipe-tables.md": {
@@ -116,6 +120,8 @@ def pages() -> Iterator[tuple[Path, str]]:
         named = marks(text)
         if unknown := [name for name in named if name not in known]:
             raise SystemExit(f"docs/{path.name}: nothing computes the table {', '.join(unknown)}. Add it to TABLES.")
+        if missing := [name for name in known if name not in named]:
+            raise SystemExit(f"docs/{path.name} has no place for the table {', '.join(missing)}.")
         for name in named:
             text = with_table(text, name, known[name]())
         if path.name in TABLES:

@@ -81,3 +81,21 @@ def test_a_table_without_a_source_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(rebuild, "DOCS", tmp_path)
     with pytest.raises(SystemExit, match=r"docs/page\.md: nothing computes the table lost"):
         list(rebuild.pages())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<!-- lost -->\n<!-- end lost -->\n", r"docs/few\.md: nothing computes the table lost"),
+        ("Words.\n", r"docs/few\.md has no place for the table few, few-recall, story"),
+    ],
+)
+def test_a_table_that_was_emptied_or_removed_is_noticed(
+    text: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "studies")
+    rebuild = importlib.import_module("rebuild")
+    (tmp_path / "few.md").write_text(text)
+    monkeypatch.setattr(rebuild, "DOCS", tmp_path)
+    with pytest.raises(SystemExit, match=said):
+        list(rebuild.pages())
