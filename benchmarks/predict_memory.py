@@ -23,7 +23,7 @@ from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model, ModelCard, save_model
 
 RECORD = Path(__file__).parent / "records" / "predict_memory.json"
-NUMBERS = (5_000, 20_000, 80_000)
+NUMBERS = (5_000, 20_000, 80_000, 200_000)
 DIFFERENT, SIDE = 50, 16
 
 

@@ -21,6 +21,7 @@ from lopsided.stopping import STOPPING
 from lopsided.training import checkpoint
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.fit import fit
+from lopsided.training.methods import trainer
 from training.conftest import stripes, tiny
 from training.ranks import together
 
@@ -104,6 +105,31 @@ def test_a_run_that_is_stopped_after_a_step_continues_with_the_next_to_the_same_
         assert (state.epoch, state.step) == (epoch, step + 1)
         assert results(folder, kind) == whole
         assert not list(folder.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("kind", ["end-to-end", "sharpness and mixing"])
+def test_an_encoder_with_dropout_continues_with_the_masks_that_were_to_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    masks: list[torch.Tensor] = []
+
+    def dropped(module: torch.nn.Module, _: object, x: torch.Tensor) -> torch.Tensor:
+        out = torch.nn.functional.dropout(x, 0.5, module.training)
+        masks.append(out.detach() == 0)
+        return out
+
+    def build(*args: Any, **kwargs: Any) -> tuple[torch.nn.Module, int]:
+        encoder, features = build_encoder(*args, **kwargs)
+        encoder.register_forward_hook(dropped)
+        return encoder, features
+
+    build_encoder = trainer.build_encoder
+    monkeypatch.setattr(trainer, "build_encoder", build)
+    whole = results(tmp_path / "whole", kind)
+    assert len({mask.numpy().tobytes() for mask in masks if mask.any()}) > 10
+    assert results(tmp_path / "stopped", kind, stopped=Requesting(0, 1, 1)) == []
+    assert saved(tmp_path / "stopped").step == 2
+    assert results(tmp_path / "stopped", kind) == whole
 
 
 def test_a_run_is_stopped_after_each_step_of_both_stages_and_ends_the_same(tmp_path: Path) -> None:
