@@ -10,12 +10,16 @@ Random moments, a number of them (``--kills``) for each of:
 fit       a two-stage training with batch norm, killed at moments that are spread evenly over the whole of it, every
           fifth one when a temporary file of a checkpoint is seen. It is resumed and must end with the files of a run
           that was never killed, byte by byte; of ``metrics.json`` the seconds may differ.
+stop      the same training gets SIGTERM instead. It must exit with code 143, without a lock, and no step is trained
+          again. Every third time SIGKILL follows up to 50 ms later, as from an impatient cluster.
+folds     a fit by the recipe quick with three folds and its own cache of features, killed and resumed.
 predict   some hundred images, a few of them unreadable, over the answers of an earlier call. After the kill the old
           answers or the new ones must be there, whole; after a second call the new ones, byte by byte.
 reproduce the local engine with two workers on six cells. A worker is killed, and later the driver or its whole process
           group; then the same command again. A cell that was finished when a kill fell must not be touched again, each
           cell must have one record in the end, and all files must be those of a sweep that was never killed.
 compare   the same for two arms over three folds of the same images.
+find      the images that predict has, killed and called again; the list and the page must be those of one call.
 
 Every write: the process kills itself before its k-th file operation (open for writing, truncate, fsync, rename, remove,
 make or remove a folder) below the folder it writes to, for every k until it comes to its end: a fit that writes a
@@ -23,8 +27,8 @@ checkpoint after every epoch, a predict, and a sweep of two cells that are train
 
 In the end there must be no temporary file, no lock, no claim and no process left.
 
-fit, predict and what dies at a write are processes forked from one that has imported everything, so that no kill falls
-into the import of torch; reproduce and compare are the commands as they are.
+fit, predict, find and what dies at a write are processes forked from one that has imported everything, so that no kill
+falls into the import of torch; reproduce and compare are the commands as they are.
 """
 
 from __future__ import annotations
@@ -55,8 +59,9 @@ PRELOAD = ["lopsided.cli", "lopsided.cli.train", "lopsided.cli.predict", "lopsid
 PRELOAD += ["lopsided.inference.predict", "lopsided.runs.sweep", "lopsided.runs.progress"]
 PRELOAD += ["lopsided.evaluation.metrics", "torch._dynamo", "timm", "torchvision", "sklearn.metrics", "scipy.stats"]
 PRELOAD += ["PIL.PngImagePlugin"]
-QUESTIONS = ("predict", "predict-writes", "fit", "fit-writes", "sweep-writes", "reproduce", "compare")
 RANDOM, WRITES = "random moments", "every write"
+STOPPED = "SIGTERM at random moments"
+STOPPED_CODE = 143
 PATIENCE = 600.0
 """Seconds after which a process that should have ended is one that hangs."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -117,9 +122,9 @@ def call(arguments: list[str], told: str, fatal: int | None, below: str, every_e
         die_at_write(fatal, below)
     if arguments[0] == "sweep":
         sys.exit(sweep_here(Path(arguments[1]), arguments[2]))
-    from lopsided.cli import run
+    from lopsided.cli import main as command
 
-    sys.exit(run(arguments))
+    command(arguments)
 
 
 def die_at_write(fatal: int, below: str) -> None:
@@ -269,7 +274,7 @@ def temporaries(folder: Path) -> int:
     return sum(1 for _ in folder.rglob(".*.tmp"))
 
 
-def phase_of(run: Path) -> str:
+def phase_of(run: Path, expected: object = None) -> str:
     """How far a run had come."""
     if not (run / "recipe.toml").exists():
         return "before the run was there"
@@ -335,34 +340,119 @@ def undisturbed(data: Path, name: str, arguments: Callable[[Path], list[str]], *
     return expected[0], seconds
 
 
-def fit_at_random(data: Path, kills: int, rng: random.Random) -> Tally:
-    """Kill trainings and resume them."""
-    tally = Tally(f"fit, {RANDOM}")
-    expected, seconds = undisturbed(data, "fit", lambda out: fit_arguments(data, out))
+Phase = Callable[[Path, dict[str, Any]], str]
+"""Says from a folder, and from what there should be in the end, how far the work had come."""
+Hit = Callable[["Forked", Path, int, float], bool]
+"""Ends the process of a folder in the n-th trial, about so many seconds after its start; whether it was in time."""
+
+
+def at_random(
+    data: Path, name: str, arguments: Callable[[Path], list[str]], phase: Phase, kills: int, rng: random.Random,
+    hit: Hit, prepare: Callable[[Path], None] = lambda out: None, how: str = RANDOM,
+) -> Tally:  # fmt: skip
+    """Kill a call at moments that are spread evenly over it, and call it again."""
+    tally = Tally(f"{name}, {how}")
+    expected, seconds = undisturbed(data, f"{name}-{len(how)}", arguments)
     while (number := tally.counts["kills"]) < kills:
-        out = data / "fit"
-        process = Forked(fit_arguments(data, out), data / "told.txt")
-        if number % 5 == 4:
-            aim(process, out / "checkpoint", rng.randint(1, 3))
-        else:
-            process.wait(seconds * (number + rng.random()) / kills)
-        if process.kill():
-            phase, left = phase_of(out), temporaries(out)
+        out = data / f"{name}-tried"
+        prepare(out)
+        process = Forked(arguments(out), data / "told.txt")
+        if hit(process, out, number, seconds * (number + rng.random()) / kills):
+            where, left, lock = phase(out, expected), temporaries(out), (out / ".lock").exists()
             before = len(events_named(out / "log.jsonl", "epoch"))
-            again = Forked(fit_arguments(data, out), data / "told.txt")
-            wrong = [] if again.end() == 0 else [f"the resumed run failed: {again.told.read_text()}"]
-            wrong += compare(content_of(out), expected, phase)
-            trained = len(events_named(out / "log.jsonl", "epoch"))
-            needed = len(expected["log.jsonl"])
-            tally.kill(
-                phase, wrong, left_a_temporary_file=left > 0, temporary_files_afterwards=temporaries(out),
-                epochs_before_the_kill=before, epochs_trained_again=trained - needed,
-            )  # fmt: skip
+            more = {"left_a_temporary_file": left > 0}
+            wrong = ["half of the answers have the file's name"] if where.startswith("half") else []
+            if process.process.exitcode == STOPPED_CODE:
+                wrong += [f"{where}: left a lock or a temporary file"] if left or lock else []
+                more["saved_and_exited_with_143"] = 1
+            again = Forked(arguments(out), data / "told.txt")
+            wrong += [] if again.end() == 0 else [f"the second call failed: {again.told.read_text()}"]
+            wrong += compare(content_of(out), expected, where)
+            if "log.jsonl" in expected:
+                trained = len(events_named(out / "log.jsonl", "epoch"))
+                repeated = trained - len(expected["log.jsonl"])
+                more |= {"epochs_before_the_kill": before, "epochs_trained_again": repeated}
+                if process.process.exitcode == STOPPED_CODE and repeated:
+                    wrong.append(f"{where}: {repeated} epochs were trained again after SIGTERM")
+            tally.kill(where, wrong, **more, temporary_files_afterwards=temporaries(out))
         else:
             tally.counts["too_late"] += 1
             seconds *= 0.95  # The undisturbed call had more to wait for.
         shutil.rmtree(out, ignore_errors=True)
     return tally
+
+
+def kill_later(process: Forked, out: Path, number: int, seconds: float) -> bool:
+    """Kill a process after some seconds."""
+    process.wait(seconds)
+    return process.kill()
+
+
+def fit_at_random(data: Path, kills: int, rng: random.Random) -> Tally:
+    """Kill trainings and resume them; every fifth one when a temporary file of a checkpoint is seen."""
+
+    def hit(process: Forked, out: Path, number: int, seconds: float) -> bool:
+        if number % 5 == 4:
+            aim(process, out / "checkpoint", rng.randint(1, 3))
+            seconds = 0.0
+        return kill_later(process, out, number, seconds)
+
+    return at_random(data, "fit", partial(fit_arguments, data), phase_of, kills, rng, hit)
+
+
+def stop_at_random(data: Path, kills: int, rng: random.Random) -> Tally:
+    """Ask trainings to stop, and kill every third that does not hurry."""
+
+    def hit(process: Forked, out: Path, number: int, seconds: float) -> bool:
+        if process.wait(seconds) is not None:
+            return False
+        process.process.terminate()
+        if number % 3 == 2:
+            kill_later(process, out, number, 0.05 * rng.random())
+        return process.end() in (STOPPED_CODE, -signal.SIGKILL)
+
+    return at_random(data, "fit", partial(fit_arguments, data), phase_of, kills, rng, hit, how=STOPPED)
+
+
+def folds_at_random(data: Path, kills: int, rng: random.Random) -> Tally:
+    """Kill fits by folds and resume them."""
+
+    def arguments(out: Path) -> list[str]:
+        return ["fit", str(data / "classes"), "--recipe", "quick", "--folds", "3", "--out", str(out), "--resume", "-q"]
+
+    return at_random(data, "folds", arguments, folds_phase, kills, rng, kill_later, lambda out: forget(data))
+
+
+def forget(data: Path) -> None:
+    """Remove the cached features, so that these are computed again."""
+    shutil.rmtree(data / "cache", ignore_errors=True)
+
+
+def folds_phase(out: Path, expected: dict[str, Any]) -> str:
+    """How far a fit by folds had come."""
+    if not (out / "recipe.toml").exists():
+        return "before the run was there"
+    if (out / "metrics.json").exists():
+        return "after the metrics"
+    done = len(list(out.glob("folds/*/metrics.json")))
+    return f"{done} of 3 folds done"
+
+
+def find_at_random(data: Path, kills: int, rng: random.Random) -> Tally:
+    """Kill searches and call them again."""
+
+    def arguments(out: Path) -> list[str]:
+        out.mkdir(parents=True, exist_ok=True)
+        return ["find", str(data / "model"), str(data / "photos"), "--out", str(out / "found.csv"), "--quiet"]
+
+    def phase(out: Path, expected: dict[str, Any]) -> str:
+        if not (out / "found.csv").exists():
+            return "before the list" if temporaries(out) or any(out.iterdir()) else "before the first score"
+        if (out / "found.csv").read_bytes() != expected["found.csv"]:
+            return "half of the answers there"
+        return "after the list"
+
+    return at_random(data, "find", arguments, phase, kills, rng, kill_later)
 
 
 def events_named(log: Path, name: str) -> list[dict[str, Any]]:
@@ -426,27 +516,16 @@ def predict_phase(expected: dict[str, Any], old: bytes, out: Path) -> str:
 
 def predict_at_random(data: Path, kills: int, rng: random.Random) -> Tally:
     """Kill predictions and call them again."""
-    tally = Tally(f"predict, {RANDOM}")
-    expected, seconds = undisturbed(data, "predict", lambda out: predict_arguments(data, out))
     old = b"path,predicted,p:cat\nan earlier call\n"
-    while (number := tally.counts["kills"]) < kills:
-        out = data / "predict"
-        arguments = predict_arguments(data, out)
+
+    def prepare(out: Path) -> None:
+        predict_arguments(data, out)
         (out / "answers.csv").write_bytes(old)
-        process = Forked(arguments, data / "told.txt")
-        process.wait(seconds * (number + rng.random()) / kills)
-        if process.kill():
-            phase, left = predict_phase(expected, old, out), temporaries(out)
-            wrong = ["half of the answers have the file's name"] if phase.startswith("half") else []
-            again = Forked(arguments, data / "told.txt")
-            wrong += [] if again.end() == 0 else [f"the second call failed: {again.told.read_text()}"]
-            wrong += compare(content_of(out), expected, phase)
-            tally.kill(phase, wrong, left_a_temporary_file=left > 0, temporary_files_afterwards=temporaries(out))
-        else:
-            tally.counts["too_late"] += 1
-            seconds *= 0.95
-        shutil.rmtree(out)
-    return tally
+
+    def phase(out: Path, expected: dict[str, Any]) -> str:
+        return predict_phase(expected, old, out)
+
+    return at_random(data, "predict", partial(predict_arguments, data), phase, kills, rng, kill_later, prepare)
 
 
 class Sweep:
@@ -512,7 +591,7 @@ def sweep_phase(out: Path, total: int) -> str:
     return f"{done} of {total} cells done"
 
 
-def sweep_at_random(data: Path, verb: str, kills: int, rng: random.Random) -> Tally:
+def sweep_at_random(verb: str, data: Path, kills: int, rng: random.Random) -> Tally:
     """Kill a worker and then the driver, a worker and then the group, and a worker alone; three starts a sweep."""
     tally = Tally(f"{verb}, {RANDOM}")
     begin = time.monotonic()
@@ -601,55 +680,65 @@ def prepared() -> Iterator[Path]:
         data = Path(name)
         for recipe, text in RECIPES.items():
             (data / f"{recipe}.toml").write_text(text)
+        os.environ["LOPSIDED_CACHE"] = str(data / "cache")
         write_images(data / "photos", 600)
+        for classname, number in {"many": 40, "few": 12}.items():
+            write_images(data / "classes" / classname, number, broken=False)
         Forked.context.set_forkserver_preload(PRELOAD)
         model = Forked(fit_arguments(data, data / "model"), data / "told.txt")
         assert model.end() == 0, model.told.read_text()
         yield data
 
 
-def write_images(folder: Path, number: int) -> None:
-    """Images of noise, every fiftieth of them unreadable."""
+def write_images(folder: Path, number: int, broken: bool = True) -> None:
+    """Images of noise, every fiftieth of them unreadable if ``broken``."""
     import numpy as np
     from PIL import Image
 
-    folder.mkdir()
-    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(number)
     for index in range(number):
         path = folder / f"{index:04d}.png"
-        if index % 50 == 7:
+        if broken and index % 50 == 7:
             path.write_bytes(b"no image")
         else:
             Image.fromarray(rng.integers(0, 256, (64, 64), dtype=np.uint8)).save(path)
 
 
+def fit_at_writes(data: Path, writes: int | None) -> Tally:
+    """Let a fit die at its writes."""
+    return every_write(data, "fit", lambda out: fit_arguments(data, out, "short"), phase_of, writes)
+
+
+def predict_at_writes(data: Path, writes: int | None) -> Tally:
+    """Let a predict die at its writes."""
+    expected, _ = undisturbed(data, "predict-expected", lambda out: predict_arguments(data, out))
+    return every_write(data, "predict", partial(predict_arguments, data), partial(predict_phase, expected, b""), writes)
+
+
+def sweep_at_writes(data: Path, writes: int | None) -> Tally:
+    """Let a sweep of two cells die at its writes."""
+    recipe = str(data / "tiny.toml")
+    return every_write(data, "sweep", lambda out: ["sweep", str(out), recipe], lambda out: sweep_phase(out, 2), writes)
+
+
+KILLED = {"predict": predict_at_random, "fit": fit_at_random, "stop": stop_at_random, "folds": folds_at_random}
+KILLED |= {"find": find_at_random, **{verb: partial(sweep_at_random, verb) for verb in SWEEPS}}
+WRITTEN = {"predict-writes": predict_at_writes, "fit-writes": fit_at_writes, "sweep-writes": sweep_at_writes}
+QUESTIONS = ("predict", "predict-writes", "fit", "fit-writes", "stop", "folds", "find", "sweep-writes", *SWEEPS)
+
+
 def ask(question: str, data: Path, kills: int, writes: int | None, rng: random.Random) -> Tally:
     """Answer one question."""
-    if question == "fit":
-        return fit_at_random(data, kills, rng)
-    if question == "fit-writes":
-        return every_write(data, "fit", lambda out: fit_arguments(data, out, "short"), phase_of, writes)
-    if question == "predict":
-        return predict_at_random(data, kills, rng)
-    if question == "predict-writes":
-        expected, _ = undisturbed(data, "predict-expected", lambda out: predict_arguments(data, out))
-        phase = partial(predict_phase, expected, b"")
-        return every_write(data, "predict", partial(predict_arguments, data), phase, writes)
-    if question in SWEEPS:
-        return sweep_at_random(data, question, kills, rng)
-    if question == "sweep-writes":
-        recipe = str(data / "tiny.toml")
-        return every_write(
-            data, "sweep", lambda out: ["sweep", str(out), recipe], lambda out: sweep_phase(out, 2), writes
-        )
-    raise SystemExit(f"--only must be some of {', '.join(QUESTIONS)}, got {question}")
+    if question not in QUESTIONS:
+        raise SystemExit(f"--only must be some of {', '.join(QUESTIONS)}, got {question}")
+    return KILLED[question](data, kills, rng) if question in KILLED else WRITTEN[question](data, writes)
 
 
 def print_table(record: dict[str, Any]) -> None:
     """Print what the record says as the rows of a Markdown table, questions in their order."""
-    names = [
-        f"{name}, {how}" for name in ("fit", "predict", "reproduce", "compare", "sweep") for how in (RANDOM, WRITES)
-    ]
+    kinds = ("fit", "folds", "predict", "find", "reproduce", "compare", "sweep")
+    names = [f"{name}, {how}" for name in kinds for how in (RANDOM, STOPPED, WRITES)]
     for name in (name for name in names if name in record):
         result = record[name]
         phases = Counter[str]()
