@@ -242,6 +242,15 @@ def test_cl_equals_the_supcon_loss_of_pytorch_metric_learning_where_every_anchor
     assert_close(ours, peer(z, y), rtol=1e-6, atol=1e-7)
 
 
+def test_a_batch_of_one_class_has_a_loss_here_and_none_in_pytorch_metric_learning():
+    z, y = unit(8, 6), torch.zeros(8, dtype=torch.int64)
+    peer = SupConLoss(temperature=0.1, distance=DotProductSimilarity(normalize_embeddings=False))
+    assert peer(z, y) == 0
+    logits = (z @ z.T / 0.1).fill_diagonal_(-torch.inf)
+    expected = torch.stack([logits[i].logsumexp(0) - logits[i][torch.arange(8) != i].mean() for i in range(8)]).mean()
+    assert_close(contrastive_loss(z, y, temperature=0.1), expected, rtol=1e-6, atol=1e-7)
+
+
 MEASURE = """
 import sys, torch
 from lopsided.losses import asymmetric_focal_contrastive_loss
