@@ -39,6 +39,9 @@ def test_the_chosen_model_is_handed_over_with_the_page_that_says_why(
     assert not list((out / "comparison").rglob("model.safetensors"))
     notes = [event["text"] for event in run.events() if event["event"] == "note"]
     assert any("has the highest balanced accuracy" in text for text in notes)
+    accuracy = 100 * content["test"]["figures"]["uwa"]["value"]
+    judged = next(text for text in notes if "Judged like the run" in text)
+    assert f"{run.recipe.encoder_training.loss.name} {accuracy:.1f}" in judged
     lines = (out / "comparison" / "records.jsonl").read_text().splitlines()
     assert len(lines) == 4
     seconds = {json.loads(line)["cell"]: json.loads(line)["seconds"] for line in lines}

@@ -83,7 +83,7 @@ def test_an_arm_whose_folds_do_not_fit_is_left_out_after_its_first_fold(tmp_path
     assert ("cl", 2) not in Pretending.trained
     assert choice.answer.chosen == "ce"  # Both arms are equal, and ce is cheaper.
     took = "its other folds and the model would take about 30.0 minutes"
-    assert choice.left_out == {"cl": f"{took}, and 40 minutes are allowed"}
+    assert choice.left_out == {"cl": f"{took}, and 21.0 of the 40 minutes were left"}
     assert choice.sentences()[-1] == f"cl was left out: {choice.left_out['cl']}."
 
 
@@ -178,4 +178,6 @@ def test_a_fold_is_stopped_when_the_time_is_over(tmp_path: Path) -> None:
     made = plan(tmp_path / "CMP", "ce,cl", base)
     # The three folds of ce are said to take three minutes, and its model one: a tenth of a second is left for cl.
     choice = choose(made, engine=lambda: Endless(slots=1), clock=lambda: 0.0, minutes=4 + 0.1 / 60)
-    assert choice.left_out == {"cl": f"its first fold was not finished, and {4 + 0.1 / 60:g} minutes are allowed"}
+    assert choice.left_out == {
+        "cl": f"its first fold was not finished, and 1.0 of the {4 + 0.1 / 60:g} minutes were left"
+    }

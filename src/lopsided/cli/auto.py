@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,15 +54,17 @@ def fit_auto(
 ) -> tuple[Run, bool]:
     """Return the finished run of the chosen arm, and whether it was already finished."""
     from lopsided import files
+    from lopsided.data.prepare import Sources
     from lopsided.data.sources.vectors import check_vector_fields, is_vectors
+    from lopsided.inference.feature_cache import ReadableImages
     from lopsided.recipe import named_recipe
     from lopsided.runs.auto import MINUTES, choose, usual_candidates
     from lopsided.runs.comparison_plan import ComparisonPlan, parse_candidates
     from lopsided.runs.folder import COMPARISON, RECIPE, Run
-    from lopsided.runs.folds import USUAL_FOLDS
+    from lopsided.runs.folds import USUAL_FOLDS, judged_accuracy
     from lopsided.runs.run import run_recipe, settle
 
-    folder = out / COMPARISON
+    folder, begin, opened = out / COMPARISON, time.monotonic(), None
     if not resume and out.is_dir() and any(out.iterdir()):
         raise InputError(f"The folder {out} is not empty. Choose another folder, or continue its run with --resume.")
     why: list[Fact] = []
@@ -88,7 +92,12 @@ def fit_auto(
                     minutes=MINUTES if minutes is None else minutes,
                     view=lambda: sweep_view(quiet=quiet),
                     about=about,
+                    begin=begin,
                 )
+            opened = Sources().open(settle(choice.recipe), known=ReadableImages(), cues=True)
+            recipes = {arm: settle(plan.recipes[arm]) for arm in choice.compared}
+            judged = {arm: 100 * judged_accuracy(out, recipe, opened[0]) for arm, recipe in recipes.items()}
+            choice = replace(choice, judged=judged)
             why = [notes.chosen_by_comparison(choice.answer.chosen, choice.sentences())]
             if not quiet:
                 for text in choice.sentences():
@@ -98,8 +107,8 @@ def fit_auto(
         from lopsided.runs.progress import reporter
 
         with reporter(quiet=quiet) as watcher:
-            tracked = Run.open(out).recipe.override(track=fields.get("track", ()))
-            run = run_recipe(tracked, out, resume=True, reporter=watcher, why=why)
+            tracked = settle(Run.open(out).recipe.override(track=fields.get("track", ())))
+            run = run_recipe(tracked, out, resume=True, reporter=watcher, why=why, opened=opened)
     except KeyboardInterrupt:
         raise StoppedError("interrupted. Continue with the same command and --resume.") from None
     _write_page(folder, quiet=quiet)

@@ -64,22 +64,33 @@ def cheapest_first(recipes: Mapping[str, Recipe]) -> list[str]:
 
 @dataclass(frozen=True)
 class Choice:
-    """The outcome: the answer of the comparison, the recipe of the chosen arm, and why arms were left out."""
+    """The outcome: the answer of the comparison, the recipe of the chosen arm, and why arms were left out.
+
+    ``judged`` is the balanced accuracy of each compared arm as its run would have it, in per cent.
+    """
 
     answer: Answer
     recipe: Recipe
     left_out: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
+    judged: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def compared(self) -> list[str]:
+        """The arms with all folds, the best first."""
+        return [self.answer.best, *(each.arm for each in self.answer.close), *self.answer.lower]
 
     def sentences(self) -> list[str]:
         """Return the answer in words, and the arms that were left out."""
         found = self.answer.sentences()
         if not (self.answer.close or self.answer.lower):
             found.append(f"Use {self.answer.chosen}: no other method has all folds.")
-        found.append(
-            "These are means over the folds, each with the threshold of its own training images. The run pools the "
-            "images of all folds under one threshold, so that its metrics differ."
-        )
+        if self.judged:
+            figures = ", ".join(f"{arm} {value:.1f}" for arm, value in self.judged.items())
+            found.append(
+                f"Judged like the run, by the images of all folds together: {figures} per cent. The numbers above are "
+                "means over the folds, each with the threshold of its own training images."
+            )
         found += [f"{arm} was left out: {why}." for arm, why in self.left_out.items()]
         return found + [f"{arm} failed: {error}" for arm, error in self.failed.items()]
 
@@ -93,6 +104,7 @@ def choose(
     view: Callable[[], AbstractContextManager[View]] = lambda: nullcontext(View()),
     about: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    begin: float | None = None,
 ) -> Choice:
     """Train the candidates of a plan over folds, the cheapest first, within a budget, and choose one of them.
 
@@ -100,10 +112,10 @@ def choose(
     candidate is left out, and the next one is tried. A fold that is not finished when the budget is over is stopped.
     The cheapest that does not fail is always completed. ``engine`` and ``view`` make an engine and a view for each
     part, and ``slots`` is the number of folds that an engine trains at once. A second call continues, and counts the
-    time of finished folds.
+    time of finished folds. ``begin`` is the time of the clock from which the budget counts, by default now.
     """
     order = cheapest_first(plan.recipes)
-    begin = clock()
+    begin = clock() if begin is None else begin
     done: dict[str, Record] = {}
     left_out: dict[str, str] = {}
     failed: dict[str, str] = {}
@@ -144,7 +156,8 @@ def choose(
         took = [done[cell.key].seconds / 60 for cell in cells[:2] if cell.key in done]
         others = (math.ceil(sum(cell.key not in done for cell in cells) / slots) + 1) * min(took, default=math.inf)
         if is_complete and spent() + others > minutes:
-            left_out[name] = f"{_too_long(others)}, and {minutes:g} minutes are allowed"
+            left = max(minutes - spent(), 0.0)
+            left_out[name] = f"{_too_long(others)}, and {left:.1f} of the {minutes:g} minutes were left"
             continue
         train(cells[1:])
         if name not in failed and not all(cell.key in done for cell in cells):

@@ -81,8 +81,7 @@ class FoldResults:
         """Write the model, the predictions, the features and, last, the metrics."""
         from lopsided.training.fit import Predictions, fingerprint
 
-        repeats = [self._scores(repeat) for repeat in range(len(self.numbers))]
-        settled = [settle_crossed(self.rule, self.kind, self.classes, self.prior, r.held, r.folds) for r in repeats]
+        repeats, settled = self._settled()
         change, decision = settle_scores(self.rule, self.kind, self.classes, self.prior, repeats[0].held)
         model, card = self._model(change, decision)
         leaks = self._leaks()
@@ -140,6 +139,21 @@ class FoldResults:
             folds={**self._facts(model, repeats, settled), "wrong_labels": wrong.to_dict()},
         )
         self.log.event("end", seconds=self.seconds)
+
+    def balanced_accuracy(self) -> float:
+        """Return the balanced accuracy of all images, the mean over the repeats, as ``write`` states it."""
+        _, settled = self._settled()
+        labels = self.source.labels
+        measured = [label for label in range(len(self.classes)) if label not in self._unmeasured()]
+        recalls = [np.mean(decided[labels == label] == label) for _, decided in settled for label in measured]
+        return float(np.mean(recalls))
+
+    def _settled(self) -> tuple[list[_Scored], list[tuple[Floats, Codes]]]:
+        """Return the scores of each repeat, and its calibrated probabilities and decisions."""
+        repeats = [self._scores(repeat) for repeat in range(len(self.numbers))]
+        return repeats, [
+            settle_crossed(self.rule, self.kind, self.classes, self.prior, each.held, each.folds) for each in repeats
+        ]
 
     def _scores(self, repeat: int) -> _Scored:
         """Read the scores of the folds of one repeat, and move them to the prior of all images."""

@@ -164,8 +164,7 @@ def train_folds(
     first = ranks is None or ranks.first
     _check_no_links(folder)
     numbers = _numbers(recipe, source)
-    further = 0 if source.more is None else list(source.more.counts().values())
-    prior = settled_prior(recipe, list(source.counts().values()), further)
+    prior = _prior(recipe, source)
     check_rule(recipe, source)
     if recipe.data.origin is not None:
         read_origins(recipe, source)
@@ -205,6 +204,18 @@ def train_folds(
                 with suppress(OSError):
                     (folder / name).unlink()
         raise
+
+
+def judged_accuracy(folder: Path, recipe: Recipe, source: Source) -> float:
+    """Return the balanced accuracy that a run in this folder will have if its folds are finished."""
+    plan, log = FoldPlan(folder, recipe), Log(None, None)
+    results = FoldResults(plan, source, None, _numbers(recipe, source), _prior(recipe, source), log, 1)
+    return results.balanced_accuracy()
+
+
+def _prior(recipe: Recipe, source: Source) -> tuple[float, ...]:
+    further = 0 if source.more is None else list(source.more.counts().values())
+    return settled_prior(recipe, list(source.counts().values()), further)
 
 
 def tidy(folder: Path) -> None:
