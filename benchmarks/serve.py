@@ -2,13 +2,14 @@
 
     python benchmarks/serve.py             prints a line and writes records/serve.json (some minutes)
 
-A run is trained on the included images. A server of it gets 2,000 requests with an image each, 16 at once, on this
-machine. In between, the engine scores the same images without a server, as `lopsided predict` does, but without the
-cache of features. Both take turns, in blocks, so that other work on the machine slows both down. The clients are a
-process of their own and have their share of the processors; the engine alone has all of them.
+A run is trained on images that are made here. A server of it gets 2,000 requests with an image each, 16 at once, on
+this machine. In between, the engine answers the same images without a server: from their bytes to decided classes and
+typicality, as `lopsided predict` does, but without the cache of features. Both take turns, in blocks, so that other
+work on the machine slows both down. The clients are a process of their own and have their share of the processors; the
+engine alone has all of them.
 
-The record holds the ratio, the time of the slowest of 100 requests, the memory of the server after a quarter of the
-requests and at the end, and how many requests had no answer.
+The record holds the ratio, the time of the slowest of 100 requests, the memory of the server after each block, the
+processor time per image of the engine alone, of the server and of its clients, and how many requests had no answer.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ async def one():
 async def main():
     start = time.perf_counter()
     await asyncio.gather(*(one() for _ in range(together)))
-    print(json.dumps({"seconds": time.perf_counter() - start, "each": seconds, "good": sum(statuses)}))
+    print(json.dumps({"seconds": time.perf_counter() - start, "each": seconds, "good": sum(statuses),
+                      "busy": time.process_time()}))
 asyncio.run(main())
 """
 
@@ -86,16 +88,29 @@ def measure(scratch: Path, requests: int, together: int) -> dict[str, object]:
     """Return the record."""
     from lopsided import cli
     from lopsided.data.stored import Sent
+    from lopsided.inference.predict import answers_of
     from lopsided.inference.scorer import Scorer
-    from lopsided.runs.reopen import open_familiarity, open_model
+    from lopsided.runs.reopen import open_familiarity, open_model, open_use
 
     images, run = scratch / "images", scratch / "run"
     write_images(images, run.parent / "photos")
     fit = ["fit", str(scratch / "photos"), "--recipe", "quick", "--out", str(run), "--quiet", "--folds", "2"]
     assert cli.run([*fit, "image_size=224"]) == 0
     model, card = open_model(run, "cpu")
-    familiarity = open_familiarity(run, card)
-    scorer = Scorer(model, card, cached="none", bank=None if familiarity is None else familiarity.bank)
+    familiarity, use = open_familiarity(run, card), open_use(run, card)
+    assert familiarity is not None
+    scorer = Scorer(model, card, cached="none", bank=familiarity.bank)
+
+    def alone(number: int) -> tuple[float, float]:
+        """Return the seconds and the processor time that the engine takes for images."""
+        start, busy = time.perf_counter(), time.process_time()
+        images = [Sent(str(i), contents[i % len(contents)]) for i in range(number)]
+        for path, p, typicality in answers_of(scorer.stream(images), use):
+            assert isinstance(p, np.ndarray)
+            use.decision.answer(p, card.classes)
+            familiarity.take(typicality, str(path))
+        return time.perf_counter() - start, time.process_time() - busy
+
     contents = [path.read_bytes() for path in sorted(images.glob("*.jpg"))]
     command = [sys.executable, "-m", "lopsided", "serve", str(run), "--port", "0", "--device", "cpu"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -104,15 +119,17 @@ def measure(scratch: Path, requests: int, together: int) -> dict[str, object]:
         port = int((re.search(r":(\d+)/", server.stdout.readline()) or [""])[1])
         time.sleep(5)  # Until the known images are read.
         ask(port, 2 * together, together, images)
-        bare(scorer, [Sent(str(i), contents[i % len(contents)]) for i in range(64)])
-        size, blocks, waited, good, memory = requests // BLOCKS, [], [], 0, []
+        alone(64)
+        size, blocks, waited, good, memory, busy = requests // BLOCKS, [], [], 0, [], []
         for _ in range(BLOCKS):
-            alone = bare(scorer, [Sent(str(i), contents[i % len(contents)]) for i in range(size)])
+            seconds, engine = alone(size)
+            before = busy_seconds(server.pid)
             found = ask(port, size, together, images)
             good += found["good"]
             waited += found["each"]
             memory.append(resident(server.pid))
-            blocks.append({"alone": size / alone, "served": size / found["seconds"]})
+            busy.append([engine, busy_seconds(server.pid) - before, found["busy"]])
+            blocks.append({"alone": size / seconds, "served": size / found["seconds"]})
     finally:
         server.send_signal(signal.SIGTERM)
         code = server.wait(60)
@@ -127,6 +144,10 @@ def measure(scratch: Path, requests: int, together: int) -> dict[str, object]:
         "ratios": [round(ratio, 3) for ratio in ratios],
         "p50_seconds": round(float(np.quantile(waited, 0.5)), 4),
         "p99_seconds": round(float(np.quantile(waited, 0.99)), 4),
+        "processor_ms_per_image": {
+            name: round(float(seconds) / size * 1e3, 2)
+            for name, seconds in zip(("engine", "server", "clients"), np.median(busy, axis=0), strict=True)
+        },
         "lost": size * BLOCKS - good,
         "memory_mb_by_block": memory,
         "exit_code_after_sigterm": code,
@@ -145,14 +166,6 @@ def write_images(images: Path, photos: Path) -> None:
             Image.fromarray(pixels).resize((320, 240), Image.Resampling.BICUBIC).save(folder / f"{i:03d}.jpg")
 
 
-def bare(scorer: object, paths: list[object]) -> float:
-    """Return the seconds that the engine takes for images."""
-    start = time.perf_counter()
-    for _ in scorer.stream(paths):  # type: ignore[attr-defined]
-        pass
-    return time.perf_counter() - start
-
-
 def ask(port: int, number: int, together: int, images: Path) -> dict[str, object]:
     """Send requests from a process of their own."""
     arguments = [str(port), str(number), str(together), str(images)]
@@ -160,6 +173,12 @@ def ask(port: int, number: int, together: int, images: Path) -> dict[str, object
         [sys.executable, "-c", CLIENT, *arguments], capture_output=True, text=True, check=True, timeout=900
     )
     return json.loads(ended.stdout)
+
+
+def busy_seconds(process: int) -> float:
+    """Return the processor time of a process so far."""
+    parts = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident(process: int) -> float:

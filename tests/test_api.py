@@ -52,9 +52,9 @@ def test_a_first_fit_opens_each_image_twice_at_most(tmp_path: Path, monkeypatch:
     names: Counter[str] = Counter()
     check = decoding._check_pixels
 
-    def remember(path: Path, size: tuple[int, int]) -> None:
+    def remember(path: Path, size: tuple[int, int], most: int) -> None:
         names[str(path)] += 1
-        check(path, size)
+        check(path, size, most)
 
     monkeypatch.setattr(decoding, "_check_pixels", remember)
     with threads(1):

@@ -26,9 +26,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     check = decoding._check_pixels
 
-    def remember(path: Path, size: tuple[int, int]) -> None:
+    def remember(path: Path, size: tuple[int, int], most: int) -> None:
         names.append(path.name)
-        check(path, size)
+        check(path, size, most)
 
     monkeypatch.setattr(decoding, "_check_pixels", remember)
     return names

@@ -13,6 +13,7 @@ from PIL import Image
 
 import lopsided
 from lopsided.errors import InputError
+from lopsided.inference.engine import Engine
 from serve.conftest import wait_for
 
 if TYPE_CHECKING:
@@ -137,7 +138,10 @@ def test_what_does_not_fit_is_refused_in_one_shape(client: TestClient, content: 
     assert error["message"].endswith((".", "?"))
 
 
-def test_concurrent_requests_share_batches(bench: Bench, client: TestClient, photos: Path) -> None:
+def test_concurrent_requests_share_batches(
+    bench: Bench, client: TestClient, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "is_fast", False)  # So that one thread takes all images.
     gate, begun = threading.Event(), threading.Event()
 
     def hold() -> None:

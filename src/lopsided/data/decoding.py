@@ -225,16 +225,21 @@ def hash_file(path: str | os.PathLike[str]) -> FileFacts:
 
 
 def read_pixels(
-    path: str | os.PathLike[str], image_size: int | None, channels: int, known: Callable[[str], bool] | None = None
+    path: str | os.PathLike[str],
+    image_size: int | None,
+    channels: int,
+    known: Callable[[str], bool] | None = None,
+    *,
+    most_pixels: int = MAX_PIXELS,
 ) -> tuple[FileFacts, Pixels | None]:
-    """Read a file once: hash it and decode it, unless its digest is ``known``."""
+    """Read a file once: hash it and decode it, unless its digest is ``known`` or its header declares more pixels."""
     facts = FileFacts("")
     try:
         with _opened(path) as (file, stamp):
             facts = FileFacts(_digest(file), stamp)
             if known is not None and known(facts.digest):
                 return facts, None
-            with _image(path, file) as image:
+            with _image(path, file, most_pixels) as image:
                 return facts, fit_image(_decoded(path, image, image_size), image_size, channels)
     except UnreadableImageError as error:
         return replace(facts, error=error.reason), None
@@ -282,7 +287,7 @@ def _same_image(path: str | os.PathLike[str], facts: FileFacts | None) -> Iterat
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Return the header of an image, without decoding the image."""
     with _opened(path) as (file, _), _opened_image(file, path) as image:
-        _check_pixels(path, image.size)
+        _check_pixels(path, image.size, MAX_PIXELS)
         return _header(image)
 
 
@@ -307,10 +312,10 @@ def _origin(image: Image.Image) -> tuple[str, str]:
 
 
 @contextmanager
-def _image(path: str | os.PathLike[str], file: BinaryIO) -> Iterator[Image.Image]:
+def _image(path: str | os.PathLike[str], file: BinaryIO, most_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]:
     """Open the content of a file as an image that may be decoded: its size and its scans are within bounds."""
-    with _opened_image(file, path) as image:
-        _check_pixels(path, image.size)
+    with _opened_image(file, path, most_pixels) as image:
+        _check_pixels(path, image.size, most_pixels)
         if isinstance(image, ImageFile.ImageFile) and image.format in ("JPEG", "MPO"):
             _check_scans(path, image.width * image.height, file)
             if image.info.get("progressive") and image.width * image.height > MANY_PIXELS:
@@ -387,9 +392,9 @@ def _stamp(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _opened_image(file: BinaryIO, path: str | os.PathLike[str]) -> Image.Image:
+def _opened_image(file: BinaryIO, path: str | os.PathLike[str], most_pixels: int = MAX_PIXELS) -> Image.Image:
     if is_dicom(file):
-        return open_dicom(file, MAX_PIXELS)
+        return open_dicom(file, most_pixels)
     return Image.open(cast("BinaryIO", _Watched(file, path)), formats=_formats())
 
 
@@ -487,9 +492,9 @@ def check_image_file(path: str | os.PathLike[str]) -> None:
         raise UnreadableImageError(path, "a pipe, a socket or a device, not a file")
 
 
-def _check_pixels(path: str | os.PathLike[str], size: tuple[int, int]) -> None:
-    if size[0] * size[1] > MAX_PIXELS:
-        raise UnreadableImageError(path, f"{size[0]} x {size[1]} pixels, but at most {MAX_PIXELS:,} are allowed")
+def _check_pixels(path: str | os.PathLike[str], size: tuple[int, int], most: int) -> None:
+    if size[0] * size[1] > most:
+        raise UnreadableImageError(path, f"{size[0]} x {size[1]} pixels, but at most {most:,} are allowed")
 
 
 _TWELVE, _SIXTEEN = 4095, 65535

@@ -18,7 +18,7 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from lopsided.data.decoding import FileFacts, Pixels, UnreadableImageError, decode_image, read_pixels
+from lopsided.data.decoding import MAX_PIXELS, FileFacts, Pixels, UnreadableImageError, decode_image, read_pixels
 from lopsided.data.images import Images, ordered_map
 from lopsided.data.inputs import Indices, Inputs, Part, inputs_of, row_batches
 from lopsided.data.stored import ImagePath, cells_of
@@ -56,6 +56,14 @@ class Scored(NamedTuple):
     probabilities: Floats
     features: Features
     typicality: Floats | None
+
+
+class Encoded(NamedTuple):
+    """Images that were read, why some of them cannot be scored, and the features of all views, (n, views, f)."""
+
+    batch: Sequence[Read]
+    reasons: list[str]
+    features: Features
 
 
 class Scorer:
@@ -269,13 +277,20 @@ class Scorer:
             yield self.score_read(batch)
         self._flush()
 
-    def read(self, path: ImagePath) -> Read:
-        """Read one file, and decode it unless the features of all its views are cached."""
+    def read(self, path: ImagePath, most_pixels: int = MAX_PIXELS) -> Read:
+        """Read one file, and decode it unless the features of all its views are cached, or it has too many pixels."""
         known = (lambda digest: all(digest in shelf for shelf in self.shelves)) if self.shelves else None
-        return path, *read_pixels(path, self.card.image_size, self.card.channels, known)
+        return path, *read_pixels(path, self.card.image_size, self.card.channels, known, most_pixels=most_pixels)
 
     def score_read(self, batch: Sequence[Read]) -> Scores:
         """Score images that ``read`` returned. Threads may read while another one scores."""
+        return self.score_encoded(self.encode_read(batch))
+
+    def encode_read(self, batch: Sequence[Read]) -> Encoded:
+        """Compute the features of images that ``read`` returned.
+
+        Without a cache, and if ``engine.is_fast``, several threads may do so at a time.
+        """
         num, views = len(batch), self.engine.views
         reasons = [facts.error or _misfit(pixels, self.card) for _, facts, pixels in batch]
         digests = [facts.digest for _, facts, _ in batch]
@@ -299,6 +314,12 @@ class Scorer:
             for place, view in enumerate(views):
                 features[missing, place] = self.engine.encode(look(stacked, view))
                 self._keep(place, [digests[row] for row in missing], features[missing, place])
+        return Encoded(batch, reasons, features)
+
+    def score_encoded(self, encoded: Encoded) -> Scores:
+        """Score images whose features are computed."""
+        batch, reasons, features = encoded
+        num = len(batch)
         done = np.array([row for row in range(num) if not reasons[row]], dtype=np.int64)
         probabilities = np.full((num, len(self.card.classes)), np.nan)
         nearness = None if self.known is None else np.full(num, np.nan)
@@ -316,7 +337,7 @@ class Scorer:
         return Scores(
             Pack(0, tuple(path for path, _, _ in batch)),
             tuple(reasons),
-            tuple("" if reason else digest for reason, digest in zip(reasons, digests, strict=True)),
+            tuple("" if reason else facts.digest for reason, (_, facts, _) in zip(reasons, batch, strict=True)),
             probabilities,
             nearness,
             features.reshape(num, -1) if self.keep else None,

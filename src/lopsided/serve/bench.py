@@ -30,7 +30,7 @@ from lopsided.serve.model import Served, data_address
 from lopsided.serve.pool import Pool, doubtful
 from lopsided.serve.refit import Refits
 from lopsided.serve.requests import DecideJson, PredictOptions
-from lopsided.serve.worker import Judged, Worker
+from lopsided.serve.worker import Judged, WaitingImage, Worker, deliver
 
 V = TypeVar("V")
 _PICTURE = (320, 80)
@@ -128,23 +128,32 @@ class Bench:
         self, served: Served, place: int, content: bytes, use: Use, options: PredictOptions
     ) -> dict[str, Any]:
         image = Sent(f"image {place}", content)
-        read = await self._thread(served.read, image, self.limits.pixels)
-        _, facts, pixels = read
-        judged = Judged(facts.error, np.empty(0), None, None)
-        if not facts.error:
-            judged = await _waited(self.worker.score(served.sent, read))
+        future: asyncio.Future[Judged] = asyncio.get_running_loop().create_future()
+        self._readers.submit(self._read, served, image, future)
+        judged = await future
         answer = served.answer(judged, use)
         if judged.reason:
             return answer
         if options.picture:
             small = await self._thread(picture, image, *_PICTURE)
             answer["picture"] = "" if small is None else data_address(small.content)
-        if options.map and pixels is not None:
+        if options.map and (pixels := judged.pixels) is not None:
             label = int(use.decision.decide(use.probabilities(judged.probabilities)))
             answer["map"] = await _waited(self.worker.do(lambda: served.map_of(pixels, label)))
         if options.nearest:
             answer["nearest"] = await self._thread(served.nearest, judged, options.nearest)
         return answer
+
+    def _read(self, served: Served, image: Sent, future: asyncio.Future[Judged]) -> None:
+        """Read an image in this thread, and let the worker score it."""
+        try:
+            read = served.sent.read(image, self.limits.pixels)
+            if read[1].error:
+                deliver([(future, Judged(read[1].error, np.empty(0), None, None, None))])
+            else:
+                self.worker.score(WaitingImage(served.sent, read, future))
+        except Exception as error:
+            deliver([(future, error)])
 
     async def decide(self, asked: DecideJson) -> dict[str, Any]:
         """Decide again about probabilities that carry the shares of the model, and count what that means."""
@@ -164,6 +173,8 @@ class Bench:
 
     async def use(self, served: Served, decide: str | None, prevalence: str | None) -> Use:
         """Return the decision of a rule that a request names."""
+        if not decide and not prevalence:
+            return served.usual
         try:
             return await self._thread(served.use_of, decide or None, prevalence or None)
         except InputError as error:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from lopsided.data.decoding import FileFacts, Pixels, UnreadableImageError, read_header
+from lopsided.data.decoding import Pixels
 from lopsided.errors import InputError, LopsidedError
 from lopsided.evaluation.decision import explain
-from lopsided.inference.engine import Engine
+from lopsided.inference.engine import Engine, images_per_call
 from lopsided.inference.maps import Maps, heat
 from lopsided.inference.predict import Use, choose_use
-from lopsided.inference.scorer import Read, Scorer
+from lopsided.inference.scorer import BATCH, Scorer
 from lopsided.runs.folder import METRICS, RECIPE, Run
 from lopsided.runs.known import Labelled
 from lopsided.runs.metrics import focus_of, headlines, judged_split
@@ -28,14 +29,14 @@ from lopsided.serve.neighbours import Neighbours, chosen_rows
 from lopsided.serve.worker import Judged
 
 if TYPE_CHECKING:
-    from lopsided.data.stored import Stored
+    from lopsided.models.model import Model, ModelCard
 
 _MAP_SIDE = 256
 Floats = npt.NDArray[np.float64]
 
 
 class Served:
-    """The model of one run. ``score`` and ``map`` belong into the thread of the worker; ``read`` into any other."""
+    """The model of one run. ``score`` and ``map`` belong into the threads of the worker."""
 
     def __init__(self, folder: Path, device: str = "auto") -> None:
         self.folder = folder
@@ -47,7 +48,8 @@ class Served:
         self._familiarity = open_familiarity(folder, self.card)
         bank = None if self._familiarity is None else self._familiarity.bank
         engine = Engine(model, self.card.shape)
-        self.sent = Scorer(model, self.card, engine=engine, cached="none", bank=bank, keep=True)
+        size = _batch_size(model, self.card)
+        self.sent = Scorer(model, self.card, engine=engine, cached="none", bank=bank, keep=True, batch_size=size)
         """Scores what was sent, of which nothing is kept."""
         self.stored = Scorer(model, self.card, engine=engine, bank=bank, keep=True)
         """Scores files of this machine, whose features are cached."""
@@ -55,6 +57,7 @@ class Served:
         self.neighbours: Neighbours | None = None
         self.held = held_back(folder, self.card)
         self.use_of = lru_cache(64)(self._use_of)
+        self.usual = self.use_of(None, None)
         self.maps: Maps | None = None
         self.no_maps = ""
         try:
@@ -76,17 +79,6 @@ class Served:
         """Make everything ready that the first image would otherwise wait for."""
         self.sent.complete()
         self.stored.complete()
-
-    def read(self, image: Stored, most_pixels: int) -> Read:
-        """Read an image that was sent. One whose header declares too many pixels is not decoded."""
-        try:
-            height, width = read_header(image).size
-        except UnreadableImageError as error:
-            return image, FileFacts("", error=error.reason), None
-        if height * width > most_pixels:
-            reason = f"{width:,} x {height:,} pixels, but at most {most_pixels:,} are accepted"
-            return image, FileFacts("", error=reason), None
-        return self.sent.read(image)
 
     def _use_of(self, rule: str | None, prevalence: str | None) -> Use:
         """Return how to use the model by a rule, at a prevalence. The texts come from anybody and open no files."""
@@ -204,6 +196,16 @@ class Served:
             return [line.words() for line in lines]
         except (LopsidedError, KeyError, TypeError):
             return []
+
+
+def _batch_size(model: Model, card: ModelCard) -> int:
+    """Return the images of a batch: two calls of onnxruntime, or many for a device that computes them at once.
+
+    While one batch is scored, the images of the next are sent and decoded.
+    """
+    if card.kind != "image" or model.classifier.weight.device.type != "cpu":
+        return BATCH
+    return min(2 * images_per_call(card.shape[1] * card.shape[2], torch.get_num_threads()), BATCH)
 
 
 def data_address(content: bytes) -> str:
