@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from starlette.testclient import TestClient
 
     from lopsided.serve.bench import Bench
+    from lopsided.serve.guard import Access
+    from lopsided.serve.limits import Limits
 
 QUICK = ["--recipe", "quick", "--quiet", "--folds", "2", "--device", "cpu", "image_size=32"]
 
@@ -86,9 +89,9 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture(scope="session")
-def live(bench: Bench) -> Iterator[str]:
-    """The address of a real server of the workbench, in a thread of this process."""
+@contextmanager
+def running(bench: Bench, access: Access | None = None, limits: Limits | None = None) -> Iterator[int]:
+    """Run a real server of the workbench in a thread of this process, and yield its port."""
     import threading
 
     from lopsided.serve import server
@@ -96,10 +99,19 @@ def live(bench: Bench) -> Iterator[str]:
     from lopsided.serve.guard import LOOPBACK, Access
 
     listener = server.bind("127.0.0.1", 0)
-    made = server.made(make_app(bench, Access(LOOPBACK)), bench.limits)
+    made = server.made(make_app(bench, access or Access(LOOPBACK)), limits or bench.limits)
     thread = threading.Thread(target=lambda: made.run(sockets=[listener]), daemon=True)
     thread.start()
     wait_for(lambda: made.started)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    made.should_exit = True
-    thread.join(30)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        made.should_exit = True
+        thread.join(30)
+
+
+@pytest.fixture(scope="session")
+def live(bench: Bench) -> Iterator[str]:
+    """The address of a real server of the workbench."""
+    with running(bench) as port:
+        yield f"http://127.0.0.1:{port}"

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import io
-from contextlib import suppress
+import json
+import socket
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from PIL import Image
 
-from serve.conftest import client_of, wait_for
+from serve.conftest import client_of, running
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
@@ -259,29 +262,31 @@ def test_a_defect_is_answered_without_details(
 
 
 def test_connections_that_send_no_request_are_ended(bench: Bench) -> None:
-    import socket
-    import threading
-
-    from lopsided.serve import server
-    from lopsided.serve.app import make_app
     from lopsided.serve.guard import LOOPBACK, Access
 
-    listener = server.bind("127.0.0.1", 0)
-    limits = replace(bench.limits, idle_seconds=1)
-    made = server.made(make_app(bench, Access(LOOPBACK, TOKEN)), limits)
-    thread = threading.Thread(target=lambda: made.run(sockets=[listener]), daemon=True)
-    thread.start()
-    wait_for(lambda: made.started)
     whole = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    try:
+    with running(bench, Access(LOOPBACK, TOKEN), replace(bench.limits, idle_seconds=1)) as port:
         for sent in (b"", whole[:20], whole, whole + whole[:20]):
-            with socket.create_connection(listener.getsockname(), timeout=10) as client:
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
                 client.sendall(sent)
                 answer = b""
                 with suppress(ConnectionResetError):
                     while part := client.recv(4096):  # A timeout would be an error.
                         answer += part
                 assert answer.startswith(b"HTTP/1.1 200") == sent.startswith(whole)
-    finally:
-        made.should_exit = True
-        thread.join(30)
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_client_that_sends_far_too_much_before_it_reads_sees_the_answer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_chunked: bool
+) -> None:
+    monkeypatch.setattr(bench, "limits", replace(bench.limits, request_bytes=100_000, idle_seconds=60))
+    parts = [b"0" * 100_000] * 200  # More than the system keeps for a program that does not read.
+    with running(bench) as port, closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as client:
+        headers = {"Content-Type": "application/json"}
+        body = iter(parts) if is_chunked else b"".join(parts)
+        client.request("POST", "/v1/predict", body, headers, encode_chunked=is_chunked)
+        answer = client.getresponse()
+        assert (answer.status, json.load(answer)["error"]["code"]) == (413, "too_large")
+        client.request("GET", "/healthz")  # The rest of the upload is not taken for a request.
+        assert json.load(client.getresponse()) == {"status": "ok"}

@@ -234,7 +234,6 @@ def refused(error: RefusedError) -> Response:
     """Return the answer to a request that is refused, in the one shape that all errors have."""
     further = {
         401: {"WWW-Authenticate": "Bearer"},
-        413: {"Connection": "close"},  # The rest of the body is not read.
         503: {"Retry-After": "2"},
     }
     return JsonResponse({"error": {"code": error.code, "message": str(error)}}, error.status, further.get(error.status))
