@@ -1,8 +1,9 @@
 """The peak memory of ``export`` to ONNX, beside the size of the model.
 
-    python benchmarks/export_memory.py RUN        writes benchmarks/records/export_memory.json
+    python benchmarks/export_memory.py RUN        adds to benchmarks/records/export_memory.json
 
-RUN is the folder of a finished run, for example of ``fit photos --recipe thorough``. The memory is that of the process
+RUN is the folder of a finished run, for example of ``fit photos --recipe thorough``. The record has one row for each
+encoder and number of views. The memory is that of the process
 of the command, which also compares the answers of the ONNX file with those of the model.
 """
 
@@ -29,15 +30,15 @@ def main() -> None:
         subprocess.run(command, check=True)
         exported = out.stat().st_size
     card = json.loads((run / "model.json").read_text())
-    record = {
-        "encoder": card["encoder"],
-        "views": len(card["views"]),
+    row = {
         "model_megabytes": round((run / "model.safetensors").stat().st_size / 1e6, 1),
         "onnx_megabytes": round(exported / 1e6, 1),
         "peak_megabytes": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3),
     }
-    print(record)
-    files.atomic_write(RECORD, json.dumps(record, indent=1) + "\n")
+    name = f"{card['encoder']}, {len(card['views'])} views"
+    print(name, row)
+    rows = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    files.atomic_write(RECORD, json.dumps({**rows, name: row}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
