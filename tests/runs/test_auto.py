@@ -87,6 +87,16 @@ def test_an_arm_whose_folds_do_not_fit_is_left_out_after_its_first_fold(tmp_path
     assert choice.sentences()[-1] == f"cl was left out: {choice.left_out['cl']}."
 
 
+def test_minutes_for_the_results_of_the_run_are_kept_free(tmp_path: Path) -> None:
+    # The first folds take 19 minutes, the others of cl and its model 30.
+    assert not chosen(tmp_path / "all", minutes=50.0).left_out
+    assert list(chosen(tmp_path / "free", minutes=50.0, afterwards=1.5).left_out) == ["cl"]
+
+
+def test_time_that_was_spent_before_the_comparison_counts(tmp_path: Path) -> None:
+    assert list(chosen(tmp_path / "late", minutes=50.0, begin=-30 * 60.0).left_out) == ["cl"]
+
+
 def test_without_time_only_the_cheapest_arm_is_trained(tmp_path: Path) -> None:
     choice = chosen(tmp_path / "CMP", minutes=0.0)
     first = by_cost("ce,weighted-ce,cl", Recipe().override(**{"data.source": "photos"}))[0]

@@ -60,6 +60,7 @@ def fit_auto(
     from lopsided.recipe import named_recipe
     from lopsided.runs.auto import MINUTES, choose, usual_candidates
     from lopsided.runs.comparison_plan import ComparisonPlan, parse_candidates
+    from lopsided.runs.duration import START_SECONDS, slowness
     from lopsided.runs.folder import COMPARISON, RECIPE, Run
     from lopsided.runs.folds import USUAL_FOLDS, judged_accuracy
     from lopsided.runs.run import run_recipe, settle
@@ -93,6 +94,7 @@ def fit_auto(
                     view=lambda: sweep_view(quiet=quiet),
                     about=about,
                     begin=begin,
+                    afterwards=START_SECONDS * slowness() / 60,
                 )
             opened = Sources().open(settle(choice.recipe), known=ReadableImages(), cues=True)
             recipes = {arm: settle(plan.recipes[arm]) for arm in choice.compared}

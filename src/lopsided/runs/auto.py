@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -105,6 +106,7 @@ def choose(
     about: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.monotonic,
     begin: float | None = None,
+    afterwards: float = 0.0,
 ) -> Choice:
     """Train the candidates of a plan over folds, the cheapest first, within a budget, and choose one of them.
 
@@ -113,6 +115,7 @@ def choose(
     The cheapest that does not fail is always completed. ``engine`` and ``view`` make an engine and a view for each
     part, and ``slots`` is the number of folds that an engine trains at once. A second call continues, and counts the
     time of finished folds. ``begin`` is the time of the clock from which the budget counts, by default now.
+    ``afterwards`` are minutes of the budget that the run will need for its results, beside the training of its model.
     """
     order = cheapest_first(plan.recipes)
     begin = clock() if begin is None else begin
@@ -123,8 +126,7 @@ def choose(
     def train(cells: Sequence[Cell]) -> None:
         if not cells:
             return
-        # Time for the model of all images is left.
-        until = time.monotonic() + 60 * (minutes - spent() - model) if is_complete else math.inf
+        until = time.monotonic() + 60 * (minutes - spent() - kept_free) if is_complete else math.inf
         with view() as shown:
             outcome = run_sweep(
                 cells, plan.folder, engine=engine(), view=shown, keep_models=True, about=about, until=until
@@ -137,7 +139,7 @@ def choose(
         """Return the minutes of this call, or those of all finished folds if an earlier call made some of them."""
         return max(clock() - begin, sum(record.seconds for record in done.values()) / slots) / 60
 
-    is_complete, model = False, 0.0
+    is_complete, kept_free = False, afterwards
     for number, name in enumerate(order):
         try:
             check_encoder(plan.recipes[name].encoder.spec)
@@ -145,7 +147,7 @@ def choose(
             failed[name] = str(error)
             continue
         cells = plan.cells_of(name)
-        if is_complete and spent() + model >= minutes:
+        if is_complete and spent() + kept_free >= minutes:
             left_out |= dict.fromkeys(order[number:], f"the {minutes:g} minutes were over")
             break
         train(cells[:1])
@@ -155,16 +157,17 @@ def choose(
             train(cells[1:2])  # The first fold computed the features of all images.
         took = [done[cell.key].seconds / 60 for cell in cells[:2] if cell.key in done]
         others = (math.ceil(sum(cell.key not in done for cell in cells) / slots) + 1) * min(took, default=math.inf)
-        if is_complete and spent() + others > minutes:
-            left = max(minutes - spent(), 0.0)
-            left_out[name] = f"{_too_long(others)}, and {left:.1f} of the {minutes:g} minutes were left"
+        if is_complete and spent() + others + afterwards > minutes:
+            left_out[name] = f"{_too_long(others)}, and {_left(minutes - spent(), minutes)}"
             continue
         train(cells[1:])
         if name not in failed and not all(cell.key in done for cell in cells):
             left_out[name] = f"the {minutes:g} minutes were over"
             continue
         if name not in failed:
-            is_complete, model = True, max(model, *took)
+            # The model of all images takes as long as a fold whose features are cached.
+            seconds = statistics.median(done[cell.key].seconds for cell in cells)
+            is_complete, kept_free = True, max(kept_free, seconds / 60 + afterwards)
     names = {treatment_of(cell.recipe): name for name in order for cell in plan.cells_of(name)[:1]}
     complete = {treatment: name for treatment, name in names.items() if name not in left_out and name not in failed}
     scenario = proportion(plan.base.data.scenario)
@@ -180,3 +183,7 @@ def _too_long(minutes: float) -> str:
     if minutes == math.inf:
         return "its first fold was not finished"
     return f"its other folds and the model would take about {minutes:.1f} minutes"
+
+
+def _left(left: float, minutes: float) -> str:
+    return f"{max(left, 0.0):.1f} of the {minutes:g} minutes were left"
