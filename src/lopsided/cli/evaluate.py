@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lopsided.cli.options import Applied, Json, Quiet, grouped
+from lopsided.cli.options import Applied, Focus, Json, Quiet, grouped
 from lopsided.cli.output import (
     check_out,
     figures_table,
@@ -50,14 +50,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    focus: Annotated[
-        str | None,
-        typer.Option(
-            help="The class that matters, which comes first. Default: that of the run, or of the rule, or the rarest.",
-            metavar="CLASS",
-            show_default=False,
-        ),
-    ] = None,
+    focus: Focus = None,
     applied: Applied,
     quiet: Quiet = False,
     as_json: Json = False,

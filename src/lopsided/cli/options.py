@@ -74,6 +74,14 @@ Prevalence = Annotated[
         show_default=False,
     ),
 ]
+Focus = Annotated[
+    str | None,
+    typer.Option(
+        help="The class that matters, which comes first. Default: that of the run, or of the rule, or the rarest.",
+        metavar="CLASS",
+        show_default=False,
+    ),
+]
 BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
 Tta = Annotated[
     str | None,
@@ -130,8 +138,8 @@ _FIELDS: dict[str, Any] = {
     "group": Annotated[
         str | None,
         typer.Option(
-            help="Related images: a table column, such as patient, or parent for folders. They stay in one split, and "
-            "intervals count them once.",
+            help="Related images: a table column, such as patient, or parent for folders. Splits keep them together, "
+            "and intervals and tests count them once.",
             show_default=False,
         ),
     ],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lopsided.cli.options import Applied, GroupFrom, Json, Quiet, Unfamiliar, grouped
+from lopsided.cli.options import Applied, Json, Quiet, Unfamiliar, grouped
 from lopsided.cli.output import (
     Terminal,
     check_out,
@@ -26,12 +26,11 @@ from lopsided.cli.output import (
     warn_of_twins,
 )
 from lopsided.cli.sweeping import Cluster, cluster_mapper
-from lopsided.data.listed import Listed
+from lopsided.data.listed import Related
 from lopsided.errors import InputError
 
 if TYPE_CHECKING:
     from lopsided.data.sources.listing import Listing
-    from lopsided.data.sources.names import Patterns
     from lopsided.evaluation.decision import Decision
     from lopsided.inference.predict import Answer, Familiarity, Stream, Summary, Use
     from lopsided.models.model import Model, ModelCard
@@ -53,16 +52,7 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="CSV file to write. Default: standard output.", show_default=False)
     ] = None,
-    listed: Listed,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            help="Related images: a table column, such as patient, or parent for folders. The test whether the images "
-            "differ from the training images counts groups then.",
-            show_default=False,
-        ),
-    ] = None,
-    group_from: GroupFrom = None,
+    listed: Related,
     applied: Applied,
     unfamiliar: Unfamiliar = None,
     maps: Annotated[
@@ -110,7 +100,7 @@ def predict(
       lopsided predict run inbox | sort -t, -k3 -g
       lopsided predict inbox --url http://127.0.0.1:8765 --out answers.csv
     """
-    from lopsided.data.sources.names import Patterns, Twins
+    from lopsided.data.sources.names import Twins
     from lopsided.data.stored import ImagePath, is_address
     from lopsided.inference.pool import find_images
     from lopsided.inference.predict import grouping
@@ -121,7 +111,6 @@ def predict(
     output = _Output(out, as_json=as_json, quiet=quiet)
     if url is not None:
         here = {"--maps": maps, "--engine": engine, "--unfamiliar": unfamiliar}
-        here |= {"--group": group, "--group-from": group_from}
         _predict_there(url, words, listed, applied, output, here)
         return
     run, images = run_and_words(words, quiet=quiet)
@@ -139,15 +128,14 @@ def predict(
         )
     elsewhere = cluster_mapper(engine, run)
     pairs = Twins()
-    patterns = Patterns(listed.include or (), listed.exclude or ())
-    tables = _list_vectors(images, patterns, elsewhere, group)
-    group_of = grouping(images, tables, group, group_from, listed.path_column)
+    tables = _list_vectors(images, listed, elsewhere)
+    group_of = grouping(images, tables, listed.group, listed.group_from, listed.path_column)
     total, paths = (
         (sum(len(table.names) for table in tables), iter(list[ImagePath]()))
         if tables
         else find_images(
             images,
-            patterns,
+            listed.patterns,
             pairs,
             allow_outside=listed.allow_outside,
             columns=columns_of(run),
@@ -181,21 +169,20 @@ def predict(
 
 
 def _predict_there(
-    url: str, images: Sequence[str], listed: Listed, applied: Applied, output: _Output, here: Mapping[str, object]
+    url: str, images: Sequence[str], listed: Related, applied: Applied, output: _Output, here: Mapping[str, object]
 ) -> None:
     """Send images to a server. ``here`` are options that only a run of this machine has, and their values."""
-    from lopsided.data.sources.names import Patterns
     from lopsided.inference.pool import find_images
     from lopsided.recipe.rules import read_rule
     from lopsided.serve.client import Client
 
     here = {**here, "--tta": applied.tta, "--level": applied.level}
+    here |= {"--group": listed.group, "--group-from": listed.group_from}
     unused = next((name for name, value in here.items() if value is not None), None)
     if unused is not None:
         raise InputError(f"{unused} needs a run of this machine, not --url. Leave out one of the two.")
     output.check(images)
-    patterns = Patterns(listed.include or (), listed.exclude or ())
-    total, paths = find_images(images, patterns, path_column=listed.path_column)
+    total, paths = find_images(images, listed.patterns, path_column=listed.path_column)
     client = Client(url, read_rule(applied.decide), applied.prevalence)
     _warn_of_formulas(client.classes)
     target = Terminal() if sys.stdout.isatty() else sys.stdout
@@ -253,17 +240,15 @@ class _Output:
         tell_facts([notes.no_bank()] if familiarity is None else familiarity.facts(), quiet=self.quiet)
 
 
-def _list_vectors(
-    paths: Sequence[str], patterns: Patterns, elsewhere: Elsewhere | None, group: str | None
-) -> list[Listing]:
+def _list_vectors(paths: Sequence[str], listed: Related, elsewhere: Elsewhere | None) -> list[Listing]:
     """Return the tables of vectors among the paths; none if all are of images. Raise if there are both."""
     from lopsided.data.sources.vectors import is_vectors, list_vectors
 
-    tables = [path for path in paths if is_vectors(path)]
+    tables, patterns = [path for path in paths if is_vectors(path)], listed.patterns
     if tables and (elsewhere is not None or patterns or len(tables) < len(paths)):
         what = "--engine" if elsewhere is not None else "--include and --exclude" if patterns else "image files"
         raise InputError(f"{tables[0]} is a table of vectors, which cannot be used with {what}. Predict it alone.")
-    return [list_vectors(Path(table), group, labelled=False) for table in tables]
+    return [list_vectors(Path(table), listed.group, labelled=False) for table in tables]
 
 
 def _mapped(

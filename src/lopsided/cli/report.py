@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lopsided.cli.options import AllowOutside, Json, Quiet, words
+from lopsided.cli.options import AllowOutside, Focus, Json, Quiet, words
 from lopsided.cli.output import check_out, say, show, show_json
 
 
@@ -40,15 +40,7 @@ def report(
             show_default=False,
         ),
     ] = None,
-    focus: Annotated[
-        str | None,
-        typer.Option(
-            help="The class that matters: headline, threshold and label check follow it. Default: the class that the "
-            "rule of the model names, or the rarest one.",
-            metavar="CLASS",
-            show_default=False,
-        ),
-    ] = None,
+    focus: Focus = None,
     prevalence: Annotated[
         str | None,
         typer.Option(

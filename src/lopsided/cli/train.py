@@ -105,10 +105,9 @@ def fit(
     from lopsided.runs.fitting import named, train_recipe
 
     given = options.fields_of(locals())
-    data, texts = read_arguments(words or ())
-    sources = Sources()
     with joined_ranks() as ranks, _target(out, ranks, resume=resume) as folder:
         first = ranks is None or ranks.first
+        data, texts = read_arguments(words or ())
         minutes, texts = read_minutes(texts) if auto else (None, texts)
         recipe = None if recipe == "default" else recipe
         changes = read_changes(texts, {"data.source": ("DATA", data), **given}, lambda: named(recipe, ranks))
@@ -116,6 +115,7 @@ def fit(
             from lopsided.cli.auto import check_auto, fit_auto
 
             check_auto(recipe, changes, ranks)
+        sources = Sources()
         with changes.named():
             asked = {path: value for path, value in changes.values.items() if path != "data.source"}
             data = changes.values.get("data.source")

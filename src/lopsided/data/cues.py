@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from lopsided.data.decoding import GLANCE as SIDE
 from lopsided.data.images import FileImages, Images, Vectors, ordered_map
-from lopsided.data.parts import odd_parts
-from lopsided.evaluation.calibration import Codes, Floats
+from lopsided.data.parts import Codes, Floats, odd_parts
 from lopsided.evaluation.intervals import Figure, auroc_interval
 from lopsided.facts import Fact, cautions
 from lopsided.recipe import Recipe

@@ -1,11 +1,15 @@
-"""Which images of a folder or table to take: the options that commands and Python share. Imports no other module."""
+"""Which images of a folder or table to take: the options that commands and Python share. Imports nothing heavy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lopsided.errors import InputError
+
+if TYPE_CHECKING:
+    from lopsided.data.sources.names import Patterns
 
 
 @dataclass(frozen=True)
@@ -17,13 +21,26 @@ class Listed:
     path_column: str | None = None
     allow_outside: bool = False
 
+    @property
+    def patterns(self) -> Patterns:
+        """What selects images by their names."""
+        from lopsided.data.sources.names import Patterns
+
+        return Patterns(self.include or (), self.exclude or ())
+
 
 @dataclass(frozen=True)
-class Labelled(Listed):
-    """How labelled images are listed."""
+class Related(Listed):
+    """How images are listed that may belong to groups."""
 
     group: str | None = None
     group_from: str | None = None
+
+
+@dataclass(frozen=True)
+class Labelled(Related):
+    """How labelled images are listed."""
+
     label_column: str | None = None
 
 

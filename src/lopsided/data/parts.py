@@ -22,8 +22,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lopsided.evaluation.calibration import Codes, Floats
-
 LIFT, LEAST_SHARE, LEAST = 5.0, 0.1, 10
 """A part holds at least this share of a class, ``LEAST`` images of it, and ``LIFT`` times as few of the others."""
 ALARMS = 0.01
@@ -34,6 +32,8 @@ NAMED = 0.7
 """A cue is named if its AUROC, between the part and all other images, is above this."""
 _SHUFFLES, _BLOCK, _ENOUGH = 999, 111, 10
 _FOLDS, _RIDGE = 5, 0.03
+Codes = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from lopsided.data.images import Progress
 from lopsided.data.listed import Listed
 from lopsided.data.sources.listing import Listing
-from lopsided.data.sources.names import Patterns, Twins, suggest_names
+from lopsided.data.sources.names import Twins, suggest_names
 from lopsided.data.sources.vectors import is_vectors
 from lopsided.data.stored import ImagePath, described, is_address
 from lopsided.errors import InputError, sentence
@@ -94,7 +94,7 @@ def find_in_pool(
     listing = partial(
         find_images,
         pool,
-        Patterns(listed.include or (), listed.exclude or ()),
+        listed.patterns,
         allow_outside=listed.allow_outside,
         columns=columns,
         path_column=listed.path_column,

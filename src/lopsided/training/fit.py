@@ -124,12 +124,12 @@ def fit(
     ``why`` are the reasons for the choice of the recipe. They become the first notes of the run.
     """
     ranks = ranks or Ranks()
-    device = pick_device(recipe.device, ranks)
-    if recipe.fast:
-        keep_freed_memory()
     checkpoint = Checkpoint(folder, ranks)
     saved = _saved(checkpoint, folder, ranks, resume=resume)
     log = Log(folder, reporter) if ranks.first else Log(None, None)
+    device = pick_device(recipe.device, ranks)
+    if recipe.fast:
+        keep_freed_memory()
     with threads(recipe.threads) as num_threads, flushed_denormals(recipe.fast):
         own = split_source(recipe, source)
         source, splits = training_source(source, own)
