@@ -70,8 +70,8 @@ def test_more_arms_only_add_and_the_json_has_every_run(comparison: tuple[Path, P
     )
     assert (ended.code, ended.err) == (0, "")
     content = json.loads(ended.out)
-    assert [arm["name"] for arm in content["arms"]] == ["ce", "cl"]
-    runs = {entry["arm"]: len(entry["runs"]) for entry in content["entries"] if entry["figure"] == "uwa"}
+    assert [method["name"] for method in content["methods"]] == ["ce", "cl"]
+    runs = {entry["method"]: len(entry["runs"]) for entry in content["entries"] if entry["figure"] == "uwa"}
     assert runs == {"ce": 1, "cl": 2}, "Runs of earlier commands count."
     assert content["failed"] == []
     assert len(read_records(out / "records.jsonl")[0]) == 7

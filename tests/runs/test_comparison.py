@@ -200,9 +200,9 @@ def test_that_the_best_arm_was_not_known_before_widens_its_intervals() -> None:
 def test_everything_goes_into_json() -> None:
     comparison = compare([*runs("ce", 0.5, 0.6), *runs("cl", 0.52)])
     content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
-    assert [arm["name"] for arm in content["arms"]] == ["ce", "cl"]
+    assert [method["name"] for method in content["methods"]] == ["ce", "cl"]
     assert (content["baseline"], content["scenarios"], content["classes"]) == ("ce", ["90:10"], ["cat", "dog"])
-    cl = next(entry for entry in content["entries"] if (entry["arm"], entry["figure"]) == ("cl", "uwa"))
+    cl = next(entry for entry in content["entries"] if (entry["method"], entry["figure"]) == ("cl", "uwa"))
     assert cl["runs"] == [{"data": "90:10-0", "seed": 0, "value": 52.0}]
     assert (cl["pairs"], cl["difference"]["low"]) == (1, None)
     assert "eta" not in json.dumps(content)

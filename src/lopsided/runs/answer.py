@@ -36,7 +36,7 @@ class Needed:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""
-        return {"arm": self.arm, "below": self.below.to_dict(), "repeats": self.repeats, "images": self.images}
+        return {"method": self.arm, "below": self.below.to_dict(), "repeats": self.repeats, "images": self.images}
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Answer:
             "best": self.best or None,
             "uwa": self.value.to_dict(),
             "chosen": self.chosen or None,
-            "cannot_be_told_apart": [each.to_dict() for each in self.close],
+            "no_reliable_difference": [each.to_dict() for each in self.close],
             "lower": list(self.lower),
             "incomplete": dict(self.incomplete),
             "minutes_per_fold": {arm: round(minutes, 4) for arm, minutes in self.minutes.items()},

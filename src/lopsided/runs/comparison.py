@@ -192,7 +192,7 @@ class Comparison:
         return {
             "source": self.source,
             "classes": list(self.classes),
-            "arms": [{"name": arm, "about": self.about.get(arm, "")} for arm in self.arms],
+            "methods": [{"name": arm, "about": self.about.get(arm, "")} for arm in self.arms],
             "baseline": self.baseline,
             "scenarios": list(self.scenarios),
             "entries": [self._to_dict(key, entry) for key, entry in self.entries.items()],
@@ -205,7 +205,7 @@ class Comparison:
         difference = self.difference(*key)
         return {
             "scenario": scenario,
-            "arm": arm,
+            "method": arm,
             "split": split,
             "figure": self.word(figure) if figure.startswith(RECALL) else figure,
             "runs": [run.to_dict() for run in entry.runs],
