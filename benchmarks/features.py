@@ -303,7 +303,8 @@ def child(number: int, photos: Path) -> None:
     for _, batch in inputs.batches(row_batches(number, BATCH)):
         engine.probabilities(engine.features(batch))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"peak MiB": round(peak), "seconds": round(time.perf_counter() - begin, 1)}))
+    seconds = round(time.perf_counter() - begin, 1)
+    print(json.dumps({"peak MiB": round(peak), "seconds": seconds, "threads": torch.get_num_threads()}))
 
 
 QUESTIONS = {"speed": speed, "recipes": recipes, "exported": exported, "predict": predict, "memory": memory}
