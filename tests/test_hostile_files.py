@@ -722,3 +722,16 @@ def test_memory_that_is_exhausted_is_one_sentence(monkeypatch: pytest.MonkeyPatc
     assert ended.err.endswith(
         "Reduce the batch size, the image size or encoder_training.chunk_size, or use a smaller encoder.\n"
     )
+
+
+def test_a_library_that_does_not_fit_into_memory_is_no_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def examine() -> None:
+        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+    monkeypatch.setattr("lopsided.cli.doctor.examine", examine)
+    ended = call("doctor")
+    assert ended.code == 2
+    assert ended.err == (
+        "lopsided: not enough memory (libtorch_cpu.so: failed to map segment from shared object). "
+        "Close other programs, or raise the limit of this process.\n"
+    )

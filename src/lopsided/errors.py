@@ -39,12 +39,14 @@ class SaidError(LopsidedError):
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory is exhausted.
 
-    torch raises ``OutOfMemoryError`` on accelerators only; on the CPU only the text of the error tells.
+    torch raises ``OutOfMemoryError`` on accelerators only; on the CPU, and for a library that does not fit, only the
+    text of the error tells.
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes differ"))
     (True, False)
     """
-    told = isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
+    signs = {RuntimeError: ("can't allocate memory", "out of memory"), ImportError: ("failed to map segment",)}
+    told = any(isinstance(error, kind) and any(sign in str(error) for sign in signs[kind]) for kind in signs)
     return isinstance(error, MemoryError) or told or type(error).__name__ == "OutOfMemoryError"
 
 

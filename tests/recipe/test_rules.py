@@ -82,6 +82,13 @@ def test_the_recipes_of_the_paper_decide_for_the_most_probable_class(name: str) 
     assert (decision.rule, decision.calibration) == ("plain", "none")
 
 
+@pytest.mark.parametrize("written", ['"df, a=b"', "'df, a=b'", "df, a=b"])
+def test_the_class_of_a_threshold_may_be_in_quotes(written: str) -> None:
+    rule = parse_rule(f"recall:{written}>=0.9")
+    assert (rule.target, str(rule)) == ("df, a=b", "recall:df, a=b>=0.9")
+    assert parse_rule(str(rule)) == rule
+
+
 def test_names_with_a_comma_or_an_equals_sign_can_be_written() -> None:
     rule = parse_rule('cost:{"a, b": 10, "c=d": 1}')
     assert rule.values == {"a, b": 10, "c=d": 1}

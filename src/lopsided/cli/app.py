@@ -262,6 +262,8 @@ def _end(error: BaseException, arguments: list[str] | None = None) -> int:
 def _memory_text(error: BaseException) -> str:
     reason = " ".join(str(error).split())[:200]
     what = f"not enough memory ({reason})" if reason else "not enough memory"
+    if isinstance(error, ImportError):
+        return f"{what}. Close other programs, or raise the limit of this process."
     return f"{what}. Reduce the batch size, the image size or encoder_training.chunk_size, or use a smaller encoder."
 
 

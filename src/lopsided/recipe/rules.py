@@ -162,7 +162,12 @@ def _with_threshold(name: str, text: str, rest: str) -> Rule:
     if bound is None or not 0 < bound < kind.most or not (target.strip() or is_rarest):
         what = f"a number of images of {PER:,}" if name == "alarms" else f"a {_SHARES.get(name, name)} between 0 and 1"
         raise InputError(f"A rule {name} must name a class and {what}, got {_shown(text)}. Example: {kind.example}.")
-    return Rule(name, target=target.strip(), bound=bound)
+    return Rule(name, target=_unquoted(target.strip()), bound=bound)
+
+
+def _unquoted(name: str) -> str:
+    """Return a name without the quotes that a user may put around it because of a comma."""
+    return name[1:-1] if len(name) > 2 and name[0] == name[-1] and name[0] in "\"'" else name
 
 
 def _with_level(name: str, text: str, rest: str) -> Rule:
