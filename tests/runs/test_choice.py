@@ -18,6 +18,7 @@ from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs import duration, features, fitting, run
 from lopsided.runs.duration import Expected, expect, fold_seconds
 from lopsided.runs.fitting import choose_recipe
+from lopsided.training import regression
 
 
 def write_photographs(folder: Path, side: int) -> Path:
@@ -73,7 +74,7 @@ def test_the_time_counts_features_folds_and_the_comparison_with_quick(
     monkeypatch.setattr(features, "feature_seconds", lambda recipe, source: 30.0 if recipe.data.image_size else 10.0)
     monkeypatch.setattr(duration, "slowness", lambda: 2.0)
     source, rest = open_source(str(photographs)), 2 * duration.START_SECONDS
-    one, three = (2 * fold_seconds(8, 2, regressions) for regressions in (1, 3))
+    one, three = (2 * fold_seconds(8, 2, regressions, few=True) for regressions in (1, 3))
     quick, thorough = named_recipe("quick"), named_recipe("thorough")
     found = [
         expect(thorough.override(**{"data.folds": 5}), (source, None)),
@@ -86,6 +87,29 @@ def test_the_time_counts_features_folds_and_the_comparison_with_quick(
     assert expect(named_recipe("from-scratch"), (source, None)) is None
     monkeypatch.setattr(duration, "TIMED", 9)
     assert expect(quick, (source, None)) is None
+
+
+def test_the_time_counts_the_regressions_of_a_class_with_few_images(
+    photographs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duration, "TIMED", 8)
+    monkeypatch.setattr(features, "feature_seconds", lambda recipe, source: 0.0)
+    monkeypatch.setattr(duration, "slowness", lambda: 1.0)
+    source, quick = open_source(str(photographs)), named_recipe("quick")
+    few, enough = (fold_seconds(8, 2, few=few) for few in (True, False))
+
+    def training(recipe: Recipe) -> float:
+        expected = expect(recipe, (source, None))
+        assert expected is not None
+        return expected.training
+
+    assert few > enough
+    assert training(quick) == few
+    assert training(quick.override(**{"regression.strength": 0.01})) == enough  # One regression.
+    monkeypatch.setattr(regression, "FEW", 3)  # There are four of a class.
+    assert training(quick.override(**{"data.test": 0.25})) == enough
+    assert training(quick.override(**{"data.folds": 2})) == few
+    assert training(quick.override(**{"data.folds": 4})) == enough
 
 
 def test_what_is_left_follows_the_pace_of_the_last_training() -> None:

@@ -15,6 +15,7 @@ from lopsided.data.images import Vectors
 from lopsided.data.sources import Source
 from lopsided.errors import LopsidedError
 from lopsided.recipe import Recipe, named_recipe
+from lopsided.recipe.methods.frozen import averages
 from lopsided.recipe.views import AUTO, CANDIDATES
 
 TIMED = 100
@@ -22,9 +23,12 @@ TIMED = 100
 START_SECONDS, FOLD_SECONDS = 3.0, 0.3
 """Seconds of a run beside its trainings: start, results, labels, speed; and of one training beside its regressions."""
 IMAGE_SECONDS, CLASS_SECONDS = 8e-4, 1e-4
-"""Seconds of a regression for each image, and for each image and class."""
+"""Seconds of a classifier, or of a choice of views, for each image, and for each image and class."""
 FEW_IMAGES, GROWTH = 300, 0.35
 """From so many images on, the seconds of each grow with this power of their number: no cache holds them all."""
+FEW_SECONDS, FEW_GROWTH = 3e-5, 1.6
+"""Seconds that a class of few images adds to a training, for each class and times this power of the number of images:
+its classifier has regressions on each kind of features, and its inner folds are drawn several times."""
 FEATURE_SECONDS = 0.02
 """Seconds of one pass of an image through an encoder: a rough guide."""
 TRIAL = (200, 1000)
@@ -59,10 +63,23 @@ class Expected:
         return (self.trainings - done) * seconds + self.compared_features + pace * (self.comparison + self.rest)
 
 
-def fold_seconds(images: int, classes: int, regressions: int = 1) -> float:
-    """Return about how long one training takes on an idle machine if its features are cached."""
+def fold_seconds(images: int, classes: int, regressions: int = 1, *, few: bool = False) -> float:
+    """Return about how long one training takes on an idle machine if its features are cached.
+
+    ``few`` says that it has few images of a class (``has_few``).
+    """
     growth: float = max(images / FEW_IMAGES, 1.0) ** GROWTH
-    return FOLD_SECONDS + regressions * (IMAGE_SECONDS + CLASS_SECONDS * classes) * images * growth
+    more: float = FEW_SECONDS * classes * images**FEW_GROWTH if few else 0.0
+    return FOLD_SECONDS + regressions * (IMAGE_SECONDS + CLASS_SECONDS * classes) * images * growth + more
+
+
+def has_few(recipe: Recipe, source: Source) -> bool:
+    """Return whether trainings have so few images or groups of a class that the mean of regressions is over more."""
+    from lopsided.training.regression import FEW, rarest
+
+    folds = recipe.data.folds
+    trained = 1 - recipe.data.test - recipe.data.val if folds is None else 1 - 1 / folds
+    return trained * rarest(source.labels, source.groups) < FEW
 
 
 def slowness() -> float:
@@ -98,11 +115,12 @@ def expect(recipe: Recipe, opened: tuple[Source, Source | None]) -> Expected | N
     folds = 0 if recipe.data.folds is None else recipe.data.folds * recipe.data.repeats
     size, slow = (len(source), len(source.classes)), slowness()
     regressions = len(CANDIDATES) if recipe.encoder.views == AUTO else 1
+    few, is_mean = has_few(recipe, source), recipe.method == named_recipe("quick").method and averages(recipe)
     return Expected(
         own,
         others,
         folds + 1,
-        slow * fold_seconds(*size, regressions),
-        0.0 if quick is None else slow * max(folds, 1) * fold_seconds(*size),
+        slow * fold_seconds(*size, regressions, few=few and is_mean),
+        0.0 if quick is None else slow * max(folds, 1) * fold_seconds(*size, few=few),
         slow * START_SECONDS,
     )
