@@ -549,7 +549,7 @@ def test_trackers_can_be_named_in_the_environment(
 def test_an_mlflow_folder_that_keeps_files_elsewhere_is_left_out(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # Otherwise MLflow makes a folder only if a tracker ran before.
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # Else MLflow takes it only after a tracker ran.
     gift = tmp_path / "gift"
     gift.mkdir()
     client(gift).create_experiment("lopsided", artifact_location="http://127.0.0.1:9/api/2.0/mlflow-artifacts")
