@@ -4,7 +4,7 @@
     python studies/peers.py table                # every method on every setting
     python studies/peers.py short                # the best peer beside the recipes
 
-The images, repeats and folds are those of ``studies/study.py``. ``quick`` and ``thorough`` are trained as ``lopsided
+The images, repeats and folds are those of ``studies/study.py``. ``quick``, ``thorough`` and ``few`` are trained as ``lopsided
 fit`` trains them. Every peer gets the features of ``quick``, standardised and weighed alike, and each parameter (C, the
 penalty, the shrinkage, the number of neighbours) is chosen by the same inner folds and score, the class-weighted log
 loss of the rows outside the fold. Where a peer gives no probabilities, a class-weighted Platt scaling of the same
@@ -55,7 +55,7 @@ from shared import Floats
 
 ANSWERS = answers.FOLDER / "peers.csv.gz"
 FEWER = "quick, 550 images"
-RECIPES = ("quick", "thorough", FEWER)
+RECIPES = ("quick", "thorough", "few", FEWER)
 STRENGTHS = tuple(10.0 ** np.arange(-5.0, 1.01, 1.0))
 SPECIFICITY = 0.9
 
