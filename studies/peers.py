@@ -4,12 +4,13 @@
     python studies/peers.py table                # every method on every setting
     python studies/peers.py short                # the best peer beside the recipes
 
-The images, repeats and folds are those of ``studies/study.py``. ``quick``, ``thorough`` and ``few`` are trained as ``lopsided
-fit`` trains them. Every peer gets the features of ``quick``, standardised and weighed alike, and each parameter (C, the
-penalty, the shrinkage, the number of neighbours) is chosen by the same inner folds and score, the class-weighted log
-loss of the rows outside the fold. Where a peer gives no probabilities, a class-weighted Platt scaling of the same
-scores comes before that, and decides. So no peer loses by a bad default or by its decision rule.
+The images, repeats and folds are those of ``studies/study.py``. ``quick``, ``thorough`` and ``few`` are trained as
+``lopsided fit`` trains them. Every peer gets the features of ``quick``, standardised and weighed alike, and each
+parameter (C, the penalty, the shrinkage, the number of neighbours) is chosen by the same inner folds and score, the
+class-weighted log loss of the rows outside the fold. Where a peer gives no probabilities, a class-weighted Platt
+scaling of the same scores comes before that, and decides. So no peer loses by a bad default or by its decision rule.
 
+quick, as registered    the recipe as it was registered: one logistic regression
 quick, 550 images  T-shirts only: without the 150 validation images of the methods from scratch in studies/arms.py
 class weights      logistic regression, classes weighted by inverse frequency; scikit-learn: three lines
 ... as by hand     the same with C = 1 on standardised features that are not weighed
