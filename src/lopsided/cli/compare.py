@@ -11,7 +11,7 @@ import typer
 
 from lopsided.cli import sweeping
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.options import AllowOutside, Json, Quiet, grouped, option
+from lopsided.cli.options import Json, Quiet, grouped, option
 from lopsided.cli.output import say, show, show_json
 from lopsided.cli.settings import read_arguments, read_changes
 from lopsided.cli.sweeping import CHOICE
@@ -65,7 +65,6 @@ def compare(
     group: Annotated[
         str | None, option(CHOICE, "Table column of groups, such as patient. A group stays in one split or fold.")
     ] = None,
-    allow_outside: AllowOutside = False,
     seeds: Annotated[
         int | None,
         option(CHOICE, "Without --folds: runs of each method in each scenario, seeds 0, 1, ...; 3 by default.", min=1),
@@ -121,9 +120,8 @@ def compare(
         "data.scenario": wanted,
         "track": work.track or None,
         "data.group": group,
-        "data.allow_outside": allow_outside or None,
     }
-    named = dict(zip(given, ("DATA", "--scenario", "--track", "--group", "--allow-outside"), strict=True))
+    named = dict(zip(given, ("DATA", "--scenario", "--track", "--group"), strict=True))
     sets = read_changes(texts, {path: (named[path], value) for path, value in given.items()}).values
     scenario = [sets.pop("data.scenario")] if "data.scenario" in sets else None
     given = {path: sets.pop(path) for path in ("data.source", "track") if path in sets}

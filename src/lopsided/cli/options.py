@@ -23,31 +23,21 @@ def words(*choices: str) -> Any:
     return lambda incomplete: [word for word in choices if word.startswith(incomplete)]
 
 
-def include_option(panel: str | None = None) -> Any:
-    """Return the option that selects images by name."""
-    text = 'Use only images whose name matches, for example "*.jpg". Can be repeated.'
-    return option(panel, text, "--include", metavar="PATTERN")
-
-
-def exclude_option(panel: str | None = None) -> Any:
-    """Return the option that leaves out images by name."""
-    text = 'Leave out images whose name matches, for example "*_mask.*". Can be repeated.'
-    return option(panel, text, "--exclude", metavar="PATTERN")
-
-
-def group_from_option(panel: str | None = None) -> Any:
-    """Return the option that takes groups from the names of images."""
-    text = "Take groups from names: '{group}_*' for p17_left.jpg."
-    return option(panel, text, "--group-from", metavar="PATTERN")
-
-
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result: no progress, no notes.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout, and everything else on stderr.")
 ]
-Include = Annotated[list[str] | None, include_option()]
-Exclude = Annotated[list[str] | None, exclude_option()]
-GroupFrom = Annotated[str | None, group_from_option()]
+Include = Annotated[
+    list[str] | None,
+    option(None, 'Use only images whose name matches, for example "*.jpg". Can be repeated.', metavar="PATTERN"),
+]
+Exclude = Annotated[
+    list[str] | None,
+    option(None, 'Leave out images whose name matches, for example "*_mask.*". Can be repeated.', metavar="PATTERN"),
+]
+GroupFrom = Annotated[
+    str | None, option(None, "Take groups from names: '{group}_*' for p17_left.jpg.", metavar="PATTERN")
+]
 PathColumn = Annotated[
     str | None, typer.Option(help="Table column with the paths of the images; by default path.", show_default=False)
 ]
