@@ -39,7 +39,7 @@ def test_one_class_goes_the_whole_way(call: Call, few: list[str], tmp_path: Path
     assert ended.code == 0, ended.err
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["classes"] == ["cat", "unusual"]
-    assert metrics["decision"]["decision"]["rule"] == "false-alarms:unusual<=0.05"
+    assert metrics["decision"]["decision"]["rule"] == "false-alarms:unusual=0.05"
     recall = metrics["test"]["per_class"][0]["recall"]
     assert recall["value"] >= 0.9
     assert "lopsided find" in ended.out

@@ -68,7 +68,7 @@ def test_a_number_of_alarms_without_a_class_is_about_the_class_in_focus(call: Ca
     arguments = ["--focus", "fox", "--decide", "alarms:5000", "val=0.3"]
     ended = call("fit", pets, "--out", tmp_path / "run", *SMALL, *arguments)
     assert ended.code == 0, ended.err
-    assert Recipe.load(tmp_path / "run" / "recipe.toml").decision.rule == "alarms:fox<=5000"
+    assert Recipe.load(tmp_path / "run" / "recipe.toml").decision.rule == "alarms:fox=5000"
     assert lines_of(ended.out)[0] == "fox"
 
 

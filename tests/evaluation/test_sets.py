@@ -94,7 +94,7 @@ def test_a_level_that_is_no_share_is_refused(text: str) -> None:
 
 
 def test_rules_are_written_as_they_are_read() -> None:
-    for text in ("sets:0.95", "abstain:0.02", "recall:df>=0.9"):
+    for text in ("sets:0.95", "abstain:0.02", "recall:df=0.9"):
         assert str(parse_rule(text)) == text
 
 

@@ -20,7 +20,9 @@ from lopsided.recipe.rules import parse_rule
         "cost:a=1,b=10",
         "cost:[[0.0, 1.0], [10.0, 0.0]]",
         'cost:{"a": {"b": 1.0}, "b": {"a": 10.0}}',
-        "recall:a>=b>=0.95",
+        "recall:a>=b=0.95",
+        "alarms:a<<=100",
+        "threshold:a>=0.5",
     ],
 )
 def test_the_text_of_a_rule_gives_the_same_rule_again(text: str) -> None:
@@ -32,6 +34,15 @@ def test_the_text_of_a_rule_gives_the_same_rule_again(text: str) -> None:
 def test_names_with_signs_survive() -> None:
     assert parse_rule('prevalence:{"a,b": 0.25, "c=d": 0.75}').values == {"a,b": 0.25, "c=d": 0.75}
     assert parse_rule("recall:a>=b>=0.95").target == "a>=b"
+    assert parse_rule("recall:a>>=0.95").target == "a>"
+
+
+@pytest.mark.parametrize("text", ["recall:a>=0.95", "precision:a >= 0.5", "alarms:a<=100", "false-alarms:a<=0.05"])
+def test_a_rule_shows_no_sign_that_a_shell_would_read_as_a_file(text: str) -> None:
+    rule = parse_rule(text)
+    assert rule.target == "a"
+    assert not set("<>") & set(str(rule))
+    assert parse_rule(str(rule)) == rule
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ class Kind:
     fitted: bool = False
     """Whether the rule is fitted to held-back images."""
     sign: str = ""
-    """For a rule with a threshold for one class: what stands between the class and its number."""
+    """For a rule with a threshold for one class: what may stand between the class and its number. A shell would open a
+    file at < or >, so that = alone means the same, and is what a rule shows.
+    """
     most: float = 1.0
     """The number is above 0 and below this."""
     level: str = ""
@@ -88,8 +90,9 @@ class Rule:
 
     def __str__(self) -> str:
         if self.bound:
-            name = f"{self.target}{KINDS[self.kind].sign}" if self.target else ""
-            return f"{self.kind}:{name}{_written(self.bound)}"
+            sign = KINDS[self.kind].sign
+            short = sign if self.target.endswith(("<", ">")) else "="
+            return f"{self.kind}:{self.target}{short if self.target else ''}{_written(self.bound)}"
         if self.table:
             return f"cost:{json.dumps(self.table, ensure_ascii=False)}"
         if self.matrix:
@@ -156,7 +159,8 @@ def parse_rule(text: str) -> Rule:
 
 def _with_threshold(name: str, text: str, rest: str) -> Rule:
     kind = KINDS[name]
-    target, sign, written = rest.rpartition(kind.sign if kind.sign in rest else "=")
+    target, sign, written = rest.rpartition("=")
+    target = target.removesuffix(kind.sign[:-1])
     bound = _number(written)
     is_rarest = name == "alarms" and not sign
     if bound is None or not 0 < bound < kind.most or not (target.strip() or is_rarest):
