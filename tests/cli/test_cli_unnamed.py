@@ -32,14 +32,29 @@ def test_a_run_without_a_name_is_numbered_and_the_other_commands_take_the_newest
     assert Path("first.csv").read_bytes() != Path("answers.csv").read_bytes()
     assert json.loads(call("evaluate", "--json").out)["figures"] == metrics["test"]["figures"]
     assert json.loads(call("evaluate", other_photos, "--json").out)["run"] == "runs/2"
-    ended = call("find", other_photos, "--class", "dog", "--out", "found.csv", "--no-page", "--json")
+    ended = call("find", other_photos, "--class", "dog", "--no-page", "--json")
     assert json.loads(ended.out)["listed"] == 15
+    assert len(Path("found.csv").read_text().splitlines()) == 16
     assert call("report", "-q").out.startswith("Written to runs/2/report.html")
     assert call("export", "--to", "card").out.startswith("Written to runs/2/README.md")
 
     ended = call("fit", "--resume")
     assert "The run in runs/2 is already finished." in ended.err
     assert sorted(path.name for path in Path("runs").iterdir()) == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    "words", [["fit", "."], ["fit", ".", "--out", "new"], ["fit", ".", "--auto"], ["compare", ".", "--out", "new"]]
+)
+def test_a_run_is_not_written_among_the_images_where_it_would_be_a_class(
+    call: Call, photos: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(photos)
+    folder = "new" if "new" in words else "runs/1"
+    ended = call(*words)
+    assert ended.code == 2
+    assert ended.err.startswith(f"lopsided: The run {folder} would be inside the folder of the images: ")
+    assert sorted(path.name for path in photos.iterdir()) == sorted(PHOTOS)
 
 
 def test_fit_ends_with_counts_and_details_come_with_v(call: Call, photos: Path, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def fit_auto(
     from lopsided.runs.duration import START_SECONDS, slowness
     from lopsided.runs.folder import COMPARISON, RECIPE, Run
     from lopsided.runs.folds import USUAL_FOLDS, judged_accuracy
+    from lopsided.runs.newest import check_outside
     from lopsided.runs.run import run_recipe, settle
 
     folder, begin, opened = out / COMPARISON, time.monotonic(), None
@@ -77,6 +78,7 @@ def fit_auto(
             base = start.override(**{"data.folds": USUAL_FOLDS, **fields, **given})
             if base.data.source is None:
                 raise InputError("DATA is missing. Write lopsided fit DATA --auto --out RUN.")
+            check_outside(out, base.data.source)
             base = _with_possible_folds(base, fields)
             check_vector_fields(base.data.source, fields)
             names = usual_candidates(vectors=is_vectors(base.data.source or ""), columns=columns)

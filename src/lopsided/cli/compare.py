@@ -109,6 +109,7 @@ def compare(
     from lopsided.data.sources.vectors import check_vector_fields
     from lopsided.runs.comparison_plan import ComparisonPlan, check_used, parse_candidates
     from lopsided.runs.folds import mixed_group_notes
+    from lopsided.runs.newest import check_outside
     from lopsided.runs.sweep import SWEEP
 
     if out is None:
@@ -128,6 +129,7 @@ def compare(
     given |= _fold_fields(folds, repeats, seeds, sets)
     check_vector_fields(given.get("data.source"), sets)
     base, late = _read_base(recipe, sets, given, quiet=quiet)
+    check_outside(out, base.data.source)
     usual = "ce,weighted-ce,cl,afcl" if folds is None else "quick,ce,weighted-ce,cl,afcl"
     chosen = parse_candidates(methods or [usual], sets, late)
     if not base.data.test and folds is None:

@@ -43,7 +43,7 @@ def find(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="CSV file to write. The page is written next to it.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="CSV file to write. The page is written next to it.")] = Path("found.csv"),
     wanted: Annotated[
         str | None,
         typer.Option(
@@ -101,7 +101,7 @@ def find(
 
     \b
     Examples:
-      lopsided find archive --out found.csv
+      lopsided find archive
       lopsided find archive --class melanoma --out found.csv
       lopsided find run archive --class DF --out found.csv --top 200 --by both
       lopsided find run archive --class DF --out found.csv --by neighbours --like examples
@@ -116,7 +116,7 @@ def find(
 
     run, pool = run_and_words(words, quiet=quiet)
     if not pool:
-        raise InputError(f"Images are missing. Write lopsided find {shlex.quote(str(run))} POOL --out found.csv.")
+        raise InputError(f"Images are missing. Write lopsided find {shlex.quote(str(run))} POOL.")
     _check_targets(out, [*pool, *(like or ())], page=page)
     elsewhere = cluster_mapper(engine, run)
 

@@ -20,6 +20,7 @@ from lopsided.recipe.rules import parse_rule
 from lopsided.runs import run as runs
 from lopsided.runs.folder import METRICS, RECIPE, Run
 from lopsided.runs.folds import default_folds
+from lopsided.runs.newest import check_outside
 from lopsided.runs.progress import reporter
 from lopsided.runs.run import run_recipe
 from lopsided.runs.tracking import say_trackers
@@ -118,6 +119,7 @@ def train_recipe(
     chosen = Recipe.from_toml(text).override(**changes)
     check_vector_fields(data or chosen.data.source, changes)
     if not resume:
+        check_outside(out, data or chosen.data.source)
         _check_split(chosen, changes)
         chosen = _with_focus(chosen, data, changes, ranks, sources)
     continues = _told(ranks, lambda: resume and (out / RECIPE).is_file())

@@ -45,6 +45,13 @@ def _make_folder() -> Path:
     raise AssertionError
 
 
+def check_outside(out: Path, data: str | None) -> None:
+    """Raise an error if a new run would be below a folder of images, where the next command would call it a class."""
+    if data is not None and os.path.isdir(data) and out.resolve().is_relative_to(Path(data).resolve()):
+        do = "there it would be taken for a class. Name another folder, for example --out ../run"
+        raise RunError(f"The run {out} would be inside the folder of the images: {do}.")
+
+
 def newest_run(*, finished: bool = True) -> Path:
     """Return the run below ``runs`` that was finished last, or that was started last, finished or not."""
     mark = METRICS if finished else RECIPE
