@@ -269,7 +269,7 @@ def test_a_folder_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "estimator.json"
     content = json.loads(path.read_text())
     for change, text in (
-        ({**content, "format": 3}, r"estimator\.json does not have format 2\. Save the est"),
+        ({**content, "format": 2}, r"estimator\.json does not have format 3\. Save the est"),
         ({**content, "classes": [0, 1, 2]}, r"estimator\.json does not fit model\.json\. Save the estimator again\."),
         ({**content, "parameters": {"nonsense": 1}}, r"estimator\.json does not fit model\.json"),
         ({**content, "dtype": "V"}, r"estimator\.json does not fit model\.json"),
@@ -361,7 +361,7 @@ def test_frozen_vectors_are_a_logistic_regression_on_standardised_columns() -> N
     views = LopsidedClassifier(recipe="thorough", settings={"regression.strength": 0.1}, random_state=0).fit(x, y)
     assert_array_equal(views.predict_proba(x), model.predict_proba(x))  # Encoders and views are for images.
     with pytest.raises(InputError, match=r"^views must be none for vectors, got flip\. Only images have views\.$"):
-        LopsidedClassifier(views="flip").fit(x, y)
+        LopsidedClassifier(tta="flip").fit(x, y)
 
 
 @pytest.mark.slow

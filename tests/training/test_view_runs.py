@@ -196,14 +196,14 @@ def test_the_last_blocks_are_judged_by_mean_features_of_the_views(weights: Path)
 def test_the_estimator_takes_views_and_refuses_them_for_vectors() -> None:
     generator = np.random.default_rng(0)
     x, y = generator.integers(0, 256, (24, 8, 8), dtype=np.uint8), np.arange(24) % 3 // 2
-    model = TwoStageClassifier(loss="ce", encoder="mlp-8", epochs=1, classifier_epochs=1, views="flip", random_state=0)
+    model = TwoStageClassifier(loss="ce", encoder="mlp-8", epochs=1, classifier_epochs=1, tta="flip", random_state=0)
     p = model.fit(x, y).predict_proba(x)
     assert model.card_.views == SETS["flip"]
     np.testing.assert_allclose(model.predict_proba(x[:, :, ::-1].copy()), p, atol=1e-6)
     x = generator.normal(size=(20, 3))
-    assert LopsidedClassifier(views="auto").fit(x, np.arange(20) % 2).card_.views == SETS["none"]
+    assert LopsidedClassifier(tta="auto").fit(x, np.arange(20) % 2).card_.views == SETS["none"]
     with pytest.raises(InputError, match=r"^views must be none for vectors, got flip\. Only images have views\.$"):
-        LopsidedClassifier(views="flip").fit(x, np.arange(20) % 2)
+        LopsidedClassifier(tta="flip").fit(x, np.arange(20) % 2)
 
 
 @pytest.mark.slow

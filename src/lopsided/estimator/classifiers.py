@@ -56,7 +56,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
 
     recipe: str | os.PathLike[str] | None
     decide: str | None
-    views: str | None
+    tta: str | None
     folds: int | None
     image_size: int | None
     settings: Mapping[str, Any] | None
@@ -78,6 +78,11 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
     def _of_card(cls, card: ModelCard) -> dict[str, Any]:
         """Return the parameters of an estimator with the model of a run, which resizes images as the run does."""
         raise NotImplementedError
+
+    def _keep(self, arguments: Mapping[str, Any]) -> None:
+        """Keep the arguments of ``__init__`` as they are, each as the attribute of its name, as scikit-learn asks."""
+        for name in self._get_param_names():
+            setattr(self, name, arguments[name])
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters; with ``deep`` also the fields in ``settings``, such as ``regression__strength``."""
@@ -174,23 +179,17 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float32]:
         """Return probabilities (n, K), with columns in the order of ``classes_``. Raise ``RunError`` if not finite."""
-        probabilities = self._predict(X)[0]
-        check_finite(probabilities)
-        return probabilities.astype(np.float32)
+        return self._probabilities(X).astype(np.float32)
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """Return the class that the rule ``decide`` decides for."""
-        check_is_fitted(self)
-        probabilities = self._predict(X)[0]
-        check_finite(probabilities)
+        probabilities = self._probabilities(X)
         labels: npt.NDArray[Any] = self.classes_[self.card_.decision.decide(probabilities)]
         return labels
 
     def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
         """Return a score per class, (n, K); the highest is decided. With two classes, (n,): positive for the second."""
-        check_is_fitted(self)
-        probabilities = self._predict(X)[0]
-        check_finite(probabilities)
+        probabilities = self._probabilities(X)
         scores = self.card_.decision.scores(probabilities)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
@@ -199,9 +198,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
 
         Each class is in the set of at least 95 % of its samples. With another rule, a set holds the predicted class.
         """
-        check_is_fitted(self)
-        probabilities = self._predict(X).probabilities
-        check_finite(probabilities)
+        probabilities = self._probabilities(X)
         return [self.classes_[held] for held in self.card_.decision.members(probabilities)]
 
     def typicality(self, X: Any) -> npt.NDArray[np.float64]:
@@ -285,7 +282,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
 
     def _recipe(self, kind: Kind, counts: Sequence[int] = ()) -> Recipe:
         """Return the recipe with the parameters of the estimator. Invalid parameters raise an error of the recipe."""
-        own = {"decision.rule": self.decide, "encoder.views": self.views, **self._changes(kind)}
+        own = {"decision.rule": self.decide, "encoder.views": self.tta, **self._changes(kind)}
         changes: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
         changes |= {
             "seed": int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max)),
@@ -302,6 +299,11 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
             changes |= {"encoder.name": IDENTITY, "encoder.weights": "none", "augment.normalisation": "source"}
             changes.setdefault("encoder.views", "none")  # Those of the recipe are meant for images.
         return base.override(**plain_numbers(changes))
+
+    def _probabilities(self, X: Any) -> npt.NDArray[np.float64]:
+        probabilities = self._predict(X).probabilities
+        check_finite(probabilities)
+        return probabilities
 
     def _predict(self, X: Any) -> Scored:
         check_is_fitted(self)
@@ -338,7 +340,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
 
 
 FILE_NAME = "estimator.json"
-FORMAT = 2
+FORMAT = 3
 DTYPES: dict[str, Any] = {
     "i": np.int64, "u": np.uint64, "f": np.float64, "b": np.bool_, "U": np.str_, "O": object
 }  # fmt: skip

@@ -25,7 +25,7 @@ class LopsidedClassifier(Classifier):
         recipe: Name of a recipe, or a TOML file. None: what ``lopsided fit`` takes, which is thorough for up to 3,000
             images with at least 50 of each class, and quick otherwise and for vectors.
         decide: Decision rule of ``predict``, as in ``TwoStageClassifier``.
-        views: Views of an image whose features are averaged, as in ``TwoStageClassifier``.
+        tta: Test-time augmentation, as in ``TwoStageClassifier``.
         folds: Number of folds that test every sample, as in ``TwoStageClassifier``, by group if ``fit`` gets groups.
         image_size: Side to which images are resized; None: the size that belongs to the encoder's weights.
         columns: Columns of a data frame with a column path that the classifier gets beside each image, such as ["age",
@@ -48,7 +48,7 @@ class LopsidedClassifier(Classifier):
         *,
         recipe: str | os.PathLike[str] | None = None,
         decide: str | None = None,
-        views: str | None = None,
+        tta: str | None = None,
         folds: int | None = None,
         image_size: int | None = None,
         columns: Sequence[str] | None = None,
@@ -58,17 +58,7 @@ class LopsidedClassifier(Classifier):
         num_threads: int | None = None,
         verbose: int = 0,
     ) -> None:
-        self.recipe = recipe
-        self.decide = decide
-        self.views = views
-        self.folds = folds
-        self.image_size = image_size
-        self.columns = columns
-        self.settings = settings
-        self.random_state = random_state
-        self.device = device
-        self.num_threads = num_threads
-        self.verbose = verbose
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
         """Fit the recipe to inputs ``X`` with one label each in ``y``.

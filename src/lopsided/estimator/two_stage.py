@@ -37,7 +37,7 @@ class TwoStageClassifier(Classifier):
         decide: Decision rule of ``predict``: "balanced", "plain", "cost:a=10,b=1", "recall:a=0.95" or another rule of
             a recipe; None: the recipe's rule, by default "balanced". The rules "recall" and "tuned" need ``val`` or
             ``folds``.
-        views: Views of an image whose features are averaged where images are not augmented: "none", "flip", "flips",
+        tta: Test-time augmentation, the views of an image whose features are averaged: "none", "flip", "flips",
             "dihedral", names such as "identity,rot180", or "auto" for a frozen encoder; None: those of the recipe, by
             default "none".
         folds: Number of folds that test every sample, before the model is trained on all samples; None: no folds. The
@@ -65,6 +65,16 @@ class TwoStageClassifier(Classifier):
     (3,)
     """
 
+    loss: str | Mapping[str, Any] | None
+    eta: float | None
+    gamma: float | None
+    encoder: str
+    epochs: int | None
+    classifier_epochs: int | None
+    batch_size: int | None
+    lr: float | None
+    val: float
+
     def __init__(
         self,
         *,
@@ -80,7 +90,7 @@ class TwoStageClassifier(Classifier):
         image_size: int | None = None,
         val: float = 0.0,
         decide: str | None = None,
-        views: str | None = None,
+        tta: str | None = None,
         folds: int | None = None,
         settings: Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = None,
@@ -88,25 +98,7 @@ class TwoStageClassifier(Classifier):
         num_threads: int | None = None,
         verbose: int = 0,
     ) -> None:
-        self.loss = loss
-        self.recipe = recipe
-        self.eta = eta
-        self.gamma = gamma
-        self.encoder = encoder
-        self.epochs = epochs
-        self.classifier_epochs = classifier_epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.image_size = image_size
-        self.val = val
-        self.decide = decide
-        self.views = views
-        self.folds = folds
-        self.settings = settings
-        self.random_state = random_state
-        self.device = device
-        self.num_threads = num_threads
-        self.verbose = verbose
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train both stages on inputs ``X`` with one label each in ``y``."""
