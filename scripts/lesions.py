@@ -1,7 +1,7 @@
 """Write results/isic-lesions.csv: how each run on ISIC 2018 did on the images of lesions that it knew and of others.
 
     lopsided reproduce isic --preset small --out SWEEP
-    lopsided reproduce isic --preset small --split lesion --out SWEEP
+    lopsided reproduce isic --preset small --split-by lesion --out SWEEP
     python scripts/lesions.py SWEEP
 
 A line counts the test images of one run whose lesion is ``known``, because training has photographs of it too,

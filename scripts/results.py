@@ -79,7 +79,8 @@ class Part:
     @property
     def command(self) -> str:
         """What makes the records."""
-        options = {**self.protocol, "scenarios": self.scenarios, "losses": self.losses}
+        protocol = {"split-by" if name == "split" else name: value for name, value in self.protocol.items()}
+        options = {**protocol, "scenarios": self.scenarios, "losses": self.losses}
         options |= {"runs": self.runs, "threads": self.threads}
         given = [f"--{name} {value}" for name, value in options.items() if value is not None]
         return " ".join(["lopsided reproduce", self.table, "--out SWEEP", *given])

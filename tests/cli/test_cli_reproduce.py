@@ -202,7 +202,7 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_says_how_to_go_on(recipe: P
         (("eta",), "eta", "A larger eta helps"),
         (("gamma",), "gamma", "gamma = 0 is best at 50:50"),
         (("isic", "--preset", "small"), "isic-small", "ACL(300) has the best UWA on ISIC"),
-        (("isic", "--preset", "small", "--split", "lesion"), "isic-small-lesion", "split by group"),
+        (("isic", "--preset", "small", "--split-by", "lesion"), "isic-small-lesion", "split by group"),
         (("eta", "--losses", "cl,acl:300,afcl:0:7"), "eta-losses", "AFCL(0, 7)"),
         (("isic", "--preset", "small", "--losses", "cl,fcl"), "isic-losses-small", "FCL"),
         (
@@ -440,8 +440,8 @@ def test_a_split_by_lesion_needs_lesions(call: Call, tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", {"cat": 4, "dog": 4})
     mine = tmp_path / "mine.toml"
     mine.write_text(f'[data]\nsource = "{photos}"\n')
-    ended = call("reproduce", "isic", "--recipe", mine, "--split", "lesion", "--out", tmp_path / "sweep")
-    assert_refused(ended, "photos has no table of lesions, so it cannot be split by lesion. Use --split image.")
+    ended = call("reproduce", "isic", "--recipe", mine, "--split-by", "lesion", "--out", tmp_path / "sweep")
+    assert_refused(ended, "photos has no table of lesions, so it cannot be split by lesion. Use --split-by image.")
     assert not (tmp_path / "sweep").exists()
 
 

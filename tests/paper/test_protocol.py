@@ -255,9 +255,9 @@ def test_a_choice_that_the_table_does_not_have(table: str, options: dict[str, st
     [
         ("theta", {}, "TABLE must be one of eta, gamma, isic, got 'theta'. Did you mean eta?"),
         ("isic", {"preset": "smal"}, "--preset must be one of paper, small, got 'smal'. Did you mean small?"),
-        ("isic", {"split": "patient"}, "--split must be one of image, lesion, got 'patient'."),
+        ("isic", {"split": "patient"}, "--split-by must be one of image, lesion, got 'patient'."),
         ("eta", {"preset": "small"}, "--preset small is for the table isic, not for the table eta."),
-        ("gamma", {"split": "lesion"}, "--split lesion is for the table isic, not for the table gamma."),
+        ("gamma", {"split": "lesion"}, "--split-by lesion is for the table isic, not for the table gamma."),
         ("eta", {"data": "photos"}, "--data photos is for the table isic, not for the table eta."),
         ("eta", {"normalization": "mine"}, "encoder_training.loss.normalization must be one of"),
         ("isic", {"weights": "x.pth"}, "encoder.weights must be"),

@@ -68,6 +68,7 @@ def reproduce(
         option(
             PROTOCOL,
             "isic: image as in the paper, or lesion to keep all images of a lesion in one split.",
+            "--split-by",
             autocompletion=words("image", "lesion"),
         ),
     ] = None,
@@ -102,7 +103,7 @@ def reproduce(
     Examples:
       lopsided reproduce eta --out sweep --quick
       lopsided reproduce gamma --out sweep --runs 8
-      lopsided reproduce isic --out skin --preset small --split lesion
+      lopsided reproduce isic --out skin --preset small --split-by lesion
       lopsided reproduce eta --out other --normalization released --scenarios 50:50,90:10 --losses cl,afcl:300:7
       lopsided reproduce eta --records sweep/records.jsonl
     """
@@ -243,7 +244,7 @@ def _from_file(path: Path, plan: Plan, rows: str, columns: str, quiet: bool) -> 
     kept = asked or kept
     if not kept:
         others = "; ".join(dict.fromkeys(str(Protocol.of(record)) for record in records)) or "no records"
-        do = "Choose the protocol with --preset, --split, --weights, --normalization or --recipe."
+        do = "Choose the protocol with --preset, --split-by, --weights, --normalization or --recipe."
         raise InputError(f"{path} has no runs of the table {plan.table} by {protocol}. It has {others}. {do}")
     _check_there(rows, plan.scenarios, [record.scenario for record in kept], path)
     _check_there(columns, plan.settings, [Setting.of(record) for record in kept], path)

@@ -142,7 +142,9 @@ def open_data(base: Recipe) -> Source:
     source = Sources().drawn(settled.override(**{"data.scenario": None, "data.held_out": False}), more=True)
     source.check_present()
     if settled.data.split == "group" and source.groups is None:
-        raise DataError(f"{source.name} has no table of lesions, so it cannot be split by lesion. Use --split image.")
+        raise DataError(
+            f"{source.name} has no table of lesions, so it cannot be split by lesion. Use --split-by image."
+        )
     return source
 
 

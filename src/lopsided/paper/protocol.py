@@ -222,12 +222,12 @@ def base_recipe(
     if table != "isic":
         for option, value, default in (
             ("--preset", preset, "paper"),
-            ("--split", split, "image"),
+            ("--split-by", split, "image"),
             ("--data", data, None),
         ):
             if value != default:
                 raise InputError(f"{option} {value} is for the table isic, not for the table {table}. Remove {option}.")
-    for option, value, choices in (("--preset", preset, PRESETS), ("--split", split, SPLIT_RULES)):
+    for option, value, choices in (("--preset", preset, PRESETS), ("--split-by", split, SPLIT_RULES)):
         if value not in choices:
             must = f"{option} must be one of {', '.join(choices)}"
             raise InputError(sentence(must, shown(value), suggest(value, choices)))
