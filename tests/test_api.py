@@ -90,7 +90,7 @@ def test_predictions_keep_order_and_number_of_the_images(run: lopsided.Run, phot
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     cat = photos / "cat" / "000.png"
-    with pytest.warns(UserWarning, match="1 of 3 images are unreadable"):
+    with pytest.warns(UserWarning, match=r"1 of 3 images are unreadable, the first .*broken\.png \(not an image"):
         predictions = run.predict([cat, broken, cat])
     assert len(predictions) == 3
     assert predictions.labels[1] is None
@@ -119,6 +119,12 @@ def test_pictures_of_other_sizes_and_modes_are_predicted(run: lopsided.Run) -> N
 def test_what_is_no_image_is_one_sentence(run: lopsided.Run, given: object) -> None:
     with pytest.raises(InputError, match="The images must be paths, Pillow images, arrays, or a data frame"):
         run.predict(given)
+
+
+def test_a_batch_has_at_least_one_image(run: lopsided.Run, photos: Path) -> None:
+    for ask in (run.predict, run.evaluate):
+        with pytest.raises(InputError, match=r"^batch_size must be >= 1, got 0\.$"):
+            ask(photos, batch_size=0)  # type: ignore[operator]
 
 
 def test_evaluate_gives_the_metrics_of_the_test_split(run: lopsided.Run) -> None:

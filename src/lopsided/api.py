@@ -185,7 +185,8 @@ class Run(folders.Run):
             else:
                 p[place] = answer
         if reasons:
-            warnings.warn(f"{len(reasons):,} of {len(rows):,} images are unreadable.", stacklevel=2)
+            first = "{} ({})".format(*next(iter(reasons.items())))
+            warnings.warn(f"{len(reasons):,} of {len(rows):,} images are unreadable, the first {first}.", stacklevel=2)
         names = tuple(str(path) for path, _, _ in rows)
         return _predictions(card, names, p, use.decision, reasons, typicality, familiarity)
 

@@ -793,7 +793,7 @@ def test_the_columns_of_a_table_may_have_other_names(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", {"cat": 3, "dog": 2})
     rows = [f"{path.relative_to(photos)};{path.parent.name}" for path in sorted(photos.glob("*/*"))]
     (photos / "table.csv").write_text("file;diagnosis\n" + "\n".join(rows))
-    text = r"columns path and label, got .* If they have other names, set path_column and label_column\.$"
+    text = r"columns path and label, got .* If they have other names: path_column=NAME label_column=NAME in fit"
     with pytest.raises(DataError, match=text):
         open_source(photos / "table.csv")
     cells = [row.split(";") for row in rows]

@@ -525,8 +525,8 @@ WORDS = [
     ),
     (
         cautions.repeating_column("lesion", 345, 448),
-        "The column lesion repeats: 345 values in 448 rows. Are these images of one lesion, or of one patient? Then "
-        "the figures are too high, because such images are in training and test: use --group lesion.",
+        "The column lesion repeats: 345 values in 448 rows. If several images show one lesion, the metrics are too "
+        "high, because such images are in training and test: use --group lesion.",
     ),
     (
         cautions.same_patients(3, 8),

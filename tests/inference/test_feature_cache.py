@@ -179,6 +179,9 @@ def test_the_verb_shows_and_empties_the_cache(
     assert json.loads(capsys.readouterr().out)["spaces"][0]["images"] == 2
     assert run(["cache"]) == 0
     assert "small" in capsys.readouterr().out
+    Space(space.root, {**FACTS, "image_size": None}).store(digests(3), rows(3))  # Such as what is known of files.
+    assert run(["cache"]) == 0
+    assert "None" not in capsys.readouterr().out
     assert run(["cache", "clear"]) == 0
     assert capsys.readouterr().out.startswith("Removed 0.0 MB from ")
     assert run(["cache"]) == 0

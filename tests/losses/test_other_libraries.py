@@ -78,6 +78,17 @@ def test_a_memory_and_a_miner_give_the_values_of_the_library() -> None:
     )
 
 
+def test_what_the_wrapper_cannot_take_is_refused_in_a_sentence() -> None:
+    z, y = batch()
+    for other in (torch.nn.CrossEntropyLoss(), "cl"):
+        with pytest.raises(TypeError, match="takes a contrastive loss"):
+            MetricLearningLoss(other)  # type: ignore[arg-type]
+    criterion = MetricLearningLoss(ContrastiveLoss(0.1))
+    with pytest.raises(ValueError, match="Pass ref_labels"):
+        criterion(z, y, ref_emb=z + 1)
+    assert repr(criterion).startswith("MetricLearningLoss(")
+
+
 def test_triplets_choose_the_samples_of_their_anchors() -> None:
     z, y = batch()
     loss = MetricLearningLoss(ContrastiveLoss(0.1, reduction="none"))

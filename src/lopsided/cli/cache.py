@@ -94,7 +94,7 @@ def cache(
     total = sum(space["bytes"] for space in spaces)
     rows = [
         [
-            *(space["encoder"], space["image_size"], space.get("view", "identity")),
+            *(space["encoder"], *((size, space.get("view", "identity")) if (size := space["image_size"]) else ("", ""))),
             *(space["engine"], space["images"], f"{space['bytes'] / 1e6:,.1f}"),
         ]
         for space in spaces

@@ -103,9 +103,8 @@ def similar_names(pairs: Sequence[Sequence[str]], counts: Mapping[str, int]) -> 
 @caution("once")
 def repeating_column(column: str, values: int, rows: int) -> str:
     return (
-        f"The column {column} repeats: {values:,} values in {rows:,} rows. Are these images of one {column}, or of "
-        "one patient? Then the figures are too high, because such images are in training and test: use --group "
-        f"{column}."
+        f"The column {column} repeats: {values:,} values in {rows:,} rows. If several images show one {column}, the "
+        f"metrics are too high, because such images are in training and test: use --group {column}."
     )
 
 

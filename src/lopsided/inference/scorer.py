@@ -23,7 +23,7 @@ from lopsided.data.images import Images, ordered_map
 from lopsided.data.inputs import Indices, Inputs, Part, inputs_of, row_batches
 from lopsided.data.stored import ImagePath, cells_of
 from lopsided.distributed import Ranks
-from lopsided.errors import DataError, RunError, sentence
+from lopsided.errors import DataError, InputError, RunError, sentence
 from lopsided.evaluation.decision import PLAIN, Decision
 from lopsided.evaluation.typicality import Bank
 from lopsided.inference.engine import Engine
@@ -92,6 +92,8 @@ class Scorer:
         workers: int = 0,
     ) -> None:
         self.card, self.engine, self.ranks = card, engine or Engine(model, card.shape), ranks or Ranks()
+        if batch_size < 1:
+            raise InputError(sentence("batch_size must be >= 1", batch_size))
         self.small, self.known, self.bank, self.keep, self.batch_size = small, known, bank, keep, batch_size
         self.workers, self.width = workers or (os.cpu_count() or 1), card.features
         self._model, self._cached = model, cached if card.kind == "image" and cache_root() is not None else "none"

@@ -27,7 +27,12 @@ class MetricLearningLoss(nn.Module):
 
     def __init__(self, loss: AsymmetricFocalContrastiveLoss) -> None:
         super().__init__()
+        if not isinstance(loss, AsymmetricFocalContrastiveLoss):
+            raise TypeError(f"MetricLearningLoss takes a contrastive loss (CL, FCL, ACL or AFCL), got {loss!r}.")
         self.loss = loss
+
+    def _get_name(self) -> str:
+        return "MetricLearningLoss"
 
     def forward(
         self,
@@ -44,7 +49,8 @@ class MetricLearningLoss(nn.Module):
             if indices_tuple is None:
                 return loss(embeddings, labels)
             return loss(embeddings, labels, contrast=_chosen(indices_tuple, embeddings, num))
-        assert ref_labels is not None
+        if ref_labels is None:
+            raise ValueError("ref_emb needs its labels. Pass ref_labels.")
         reference = (ref_emb, ref_labels.to(embeddings.device))
         if indices_tuple is None:
             return loss(embeddings, labels, reference=reference, contrast="reference")

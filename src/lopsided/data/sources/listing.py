@@ -200,7 +200,11 @@ def list_table(
         several_labels.check_flags(table, read_columns(table))
     if missing:
         got = f"{', '.join(cells) or 'none'} in {table}"
-        do = "" if missing == [group] else "If they have other names, set path_column and label_column."
+        do = (
+            "If they have other names: path_column=NAME label_column=NAME in fit and Python, --path-column and "
+            "--label-column in other commands. Vectors are read from Parquet and NPZ files."
+        )
+        do = "" if missing == [group] else do
         raise DataError(sentence(f"a table must have the columns {' and '.join(needed)}", got, do))
     if not cells[path]:
         raise DataError(sentence("a table must name at least one image", f"no rows in {table}"))

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 _FEW_TYPOS = 10
 _TYPO_SHARE = 0.1
-_LONG_NAME = 5
-"""Letters of a name that is noticed if it lacks one letter of another name."""
 """A class with a similar name is reported as a typo if it has fewer images than this, and at most this share of the
 images of the other class. Real classes often have similar names, such as grade-a and grade-b.
 """
+_LONG_NAME = 5
+"""Letters of a name that is noticed if it lacks one letter of another name."""
 
 
 @dataclass(frozen=True)
