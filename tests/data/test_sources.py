@@ -774,7 +774,7 @@ def test_two_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
 
 def test_a_path_outside_says_how_fit_is_to_allow_it(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("path,label\n../a.png,x\n")
-    with pytest.raises(DataError, match="allow_outside=true in fit"):
+    with pytest.raises(DataError, match="allow outside paths with --allow-outside"):
         open_source(tmp_path / "t.csv")
 
 
@@ -793,7 +793,7 @@ def test_the_columns_of_a_table_may_have_other_names(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", {"cat": 3, "dog": 2})
     rows = [f"{path.relative_to(photos)};{path.parent.name}" for path in sorted(photos.glob("*/*"))]
     (photos / "table.csv").write_text("file;diagnosis\n" + "\n".join(rows))
-    text = r"columns path and label, got .* If they have other names: path_column=NAME label_column=NAME in fit"
+    text = r"columns path and label, got .* If they have other names, use --path-column and --label-column\."
     with pytest.raises(DataError, match=text):
         open_source(photos / "table.csv")
     cells = [row.split(";") for row in rows]

@@ -94,7 +94,8 @@ def cache(
     total = sum(space["bytes"] for space in spaces)
     rows = [
         [
-            *(space["encoder"], *((size, space.get("view", "identity")) if (size := space["image_size"]) else ("", ""))),
+            space["encoder"],
+            *((size, space.get("view", "identity")) if (size := space["image_size"]) else ("", "")),
             *(space["engine"], space["images"], f"{space['bytes'] / 1e6:,.1f}"),
         ]
         for space in spaces

@@ -47,7 +47,7 @@ def _make_folder() -> Path:
 
 def check_outside(out: Path, data: str | None) -> None:
     """Raise an error if a new run would be below a folder of images, where the next command would call it a class."""
-    if data is not None and os.path.isdir(data) and out.resolve().is_relative_to(Path(data).resolve()):
+    if data is not None and os.path.isdir(data) and Path(os.path.realpath(out)).is_relative_to(os.path.realpath(data)):
         do = "there it would be taken for a class. Name another folder, for example --out ../run"
         raise RunError(f"The run {out} would be inside the folder of the images: {do}.")
 

@@ -200,10 +200,7 @@ def list_table(
         several_labels.check_flags(table, read_columns(table))
     if missing:
         got = f"{', '.join(cells) or 'none'} in {table}"
-        do = (
-            "If they have other names: path_column=NAME label_column=NAME in fit and Python, --path-column and "
-            "--label-column in other commands. Vectors are read from Parquet and NPZ files."
-        )
+        do = "If they have other names, use --path-column and --label-column. Vectors are in Parquet or NPZ files."
         do = "" if missing == [group] else do
         raise DataError(sentence(f"a table must have the columns {' and '.join(needed)}", got, do))
     if not cells[path]:
@@ -311,10 +308,7 @@ class Inside:
         return os.path.join(self._folders[above], last)
 
     def _outside(self, line: int, what: str) -> DataError:
-        repair = (
-            "Move the table above its images, or allow outside paths: allow_outside=true in fit and Python, "
-            "--allow-outside in other commands."
-        )
+        repair = "Move the table above its images, or allow outside paths with --allow-outside."
         got = f"{what} in line {line} of {self.table}"
         return DataError(sentence("paths must stay below the folder of the table", got, repair))
 
