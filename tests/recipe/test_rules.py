@@ -96,7 +96,7 @@ def test_the_recipes_of_the_paper_decide_for_the_most_probable_class(name: str) 
 @pytest.mark.parametrize("written", ['"df, a=b"', "'df, a=b'", "df, a=b"])
 def test_the_class_of_a_threshold_may_be_in_quotes(written: str) -> None:
     rule = parse_rule(f"recall:{written}>=0.9")
-    assert (rule.target, str(rule)) == ("df, a=b", "recall:df, a=b>=0.9")
+    assert (rule.target, str(rule)) == ("df, a=b", "recall:df, a=b=0.9")
     assert parse_rule(str(rule)) == rule
 
 

@@ -72,10 +72,10 @@ def fit_auto(
     why: list[Fact] = []
     try:
         if not (resume and (out / RECIPE).is_file()):
-            given: dict[str, Any] = {} if data is None else {"data.source": os.fspath(data)}
+            changes: dict[str, Any] = {"data.folds": USUAL_FOLDS, **fields}
+            changes |= {} if data is None else {"data.source": os.fspath(data)}
             columns = fields.get("data.columns") is not None
-            start = named_recipe("quick" if columns else "from-scratch")
-            base = start.override(**{"data.folds": USUAL_FOLDS, **fields, **given})
+            base = named_recipe("quick" if columns else "from-scratch").override(**changes)
             if base.data.source is None:
                 raise InputError("DATA is missing. Write lopsided fit DATA --auto --out RUN.")
             check_outside(out, base.data.source)
@@ -103,9 +103,8 @@ def fit_auto(
             judged = {arm: 100 * judged_accuracy(out, recipe, opened[0]) for arm, recipe in recipes.items()}
             choice = replace(choice, judged=judged)
             why = [notes.chosen_by_comparison(choice.answer.chosen, choice.sentences())]
-            if not quiet:
-                for text in choice.sentences():
-                    say(text)
+            for text in () if quiet else choice.sentences():
+                say(text)
             files.atomic_write(out / RECIPE, settle(choice.recipe).to_toml())
         already = Run.open(out).finished
         from lopsided.runs.progress import reporter
