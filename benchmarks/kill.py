@@ -10,8 +10,8 @@ Random moments, a number of them (``--kills``) for each of:
 fit       a two-stage training with batch norm, killed at moments that are spread evenly over the whole of it, every
           fifth one when a temporary file of a checkpoint is seen. It is resumed and must end with the files of a run
           that was never killed, byte by byte; of ``metrics.json`` the seconds may differ.
-stop      the same training gets SIGTERM instead. It must exit with code 143, without a lock, and no step is trained
-          again. Every third time SIGKILL follows up to 50 ms later, as from an impatient cluster.
+stop      the same training gets SIGTERM instead. It must exit with code 143, without a lock, and no epoch is trained
+          again unless all were done. Every third time SIGKILL follows up to 50 ms later, as from an impatient cluster.
 folds     a fit by the recipe quick with three folds and its own cache of features, killed and resumed.
 predict   some hundred images, a few of them unreadable, over the answers of an earlier call. After the kill the old
           answers or the new ones must be there, whole; after a second call the new ones, byte by byte.
@@ -372,7 +372,7 @@ def at_random(
                 trained = len(events_named(out / "log.jsonl", "epoch"))
                 repeated = trained - len(expected["log.jsonl"])
                 more |= {"epochs_before_the_kill": before, "epochs_trained_again": repeated}
-                if process.process.exitcode == STOPPED_CODE and repeated:
+                if process.process.exitcode == STOPPED_CODE and repeated and before < len(expected["log.jsonl"]):
                     wrong.append(f"{where}: {repeated} epochs were trained again after SIGTERM")
             tally.kill(where, wrong, **more, temporary_files_afterwards=temporaries(out))
         else:

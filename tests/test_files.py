@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -458,3 +459,33 @@ def test_looking_whether_a_folder_is_free_does_not_keep_another_process_out(tmp_
             assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
     finally:
         timer.join()
+
+
+@pytest.mark.parametrize("moment", ["acquired", "signs"])
+def test_an_interrupt_while_a_lock_is_taken_leaves_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    def interrupted(*args: Any) -> Any:
+        if moment == "acquired":
+            acquired(*args)
+        raise KeyboardInterrupt
+
+    acquired = files._acquired
+    monkeypatch.setattr(files, "_acquired" if moment == "acquired" else "_signs_of_life", interrupted)
+    with pytest.raises(KeyboardInterrupt), files.lock(tmp_path / "run"):
+        pass
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_an_interrupt_does_not_remove_the_lock_of_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "_acquired", interrupted)
+    lock = tmp_path / files.LOCK_NAME
+    lock.write_text(json.dumps({"pid": os.getppid(), "host": socket.gethostname()}))
+    with pytest.raises(KeyboardInterrupt), files.lock(tmp_path):
+        pass
+    assert lock.exists()

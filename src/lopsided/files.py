@@ -220,12 +220,19 @@ def lock_output(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def _locked(path: Path, what: str, patient: bool) -> Iterator[None]:
-    with _held(path, what, sign=True, patient=patient), _signs_of_life(path):
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                path.unlink()  # Before unlocking, so that the next process creates a new file.
+    try:
+        with _held(path, what, sign=True, patient=patient):
+            try:
+                with _signs_of_life(path):
+                    yield
+            finally:
+                with suppress(OSError):
+                    path.unlink()  # Before unlocking, so that the next process creates a new file.
+    except KeyboardInterrupt:  # It may come when the lock is taken and its file not yet to be removed.
+        with suppress(OSError):
+            if _owner(path.read_bytes()) == (os.getpid(), socket.gethostname()):
+                path.unlink()
+        raise
 
 
 @contextmanager
