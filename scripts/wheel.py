@@ -1,7 +1,7 @@
 """Build the wheel for a package index, whose page shows README.md: there, links must be absolute.
 
     python scripts/wheel.py dist --home https://host/owner/lopsided     # links, [project.urls]; then build
-    python scripts/wheel.py dist                                        # as it is, for a check
+    python scripts/wheel.py dist                                        # without links that lead nowhere there
     python scripts/wheel.py dist --check ENVIRONMENT                    # and run the start page from an installed copy
 
 The repository has no address of its own, so it is an argument. ``--check`` installs the wheel into a new virtual
@@ -31,10 +31,15 @@ def commands() -> list[str]:
     return re.findall(r"^(?:\$ )?lopsided (?!.*lopsided-demo/)(.+)$", page, flags=re.MULTILINE)
 
 
-def absolute_links(text: str, home: str) -> str:
-    """Return Markdown with links to the repository ``home`` instead of relative ones; pictures are raw files."""
+def absolute_links(text: str, home: str | None) -> str:
+    """Return Markdown with links to the repository ``home`` instead of relative ones; pictures are raw files.
+
+    Without a home, only the text of a relative link is left, and no picture.
+    """
 
     def link(found: re.Match[str]) -> str:
+        if home is None:
+            return "" if found[1] else found[2]
         kind = "raw" if found[1] == "!" else "blob"
         return f"{found[1]}[{found[2]}]({home}/{kind}/main/{found[3]})"
 
@@ -50,9 +55,9 @@ def build(out: Path, home: str | None) -> Path:
         for source in SOURCES:
             path = ROOT / source
             (shutil.copytree if path.is_dir() else shutil.copy2)(path, copy / source)
+        readme, project = copy / "README.md", copy / "pyproject.toml"
+        readme.write_text(absolute_links(readme.read_text("utf-8"), home), "utf-8")
         if home is not None:
-            readme, project = copy / "README.md", copy / "pyproject.toml"
-            readme.write_text(absolute_links(readme.read_text("utf-8"), home), "utf-8")
             urls = f'[project.urls]\nRepository = "{home}"\nChangelog = "{home}/blob/main/CHANGELOG.md"'
             project.write_text(project.read_text("utf-8").replace("[project.urls]", urls), "utf-8")
         subprocess.run([sys.executable, "-c", BUILD, out], cwd=copy, check=True, stdout=subprocess.DEVNULL)

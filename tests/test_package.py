@@ -313,3 +313,10 @@ def test_the_page_of_the_package_index_has_no_relative_link() -> None:
         if link.startswith("https://example.org/"):
             path = re.sub(r"^https://example.org/lopsided/(blob|raw)/main/", "", link).partition("#")[0]
             assert (ROOT / path).exists(), link
+
+
+def test_without_an_address_the_page_of_the_package_index_has_no_dead_link() -> None:
+    text = wheel_script().absolute_links("![A picture](docs/a.png)\n[guide](docs/b.md), [paper](https://c.org)\n", None)
+    assert text == "\nguide, [paper](https://c.org)\n"
+    text = wheel_script().absolute_links((ROOT / "README.md").read_text(), None)
+    assert re.findall(r"\]\((?!https://|#)[^)]*\)", text) == []
