@@ -157,6 +157,32 @@ def test_two_people_mark_different_images(open_page: Any, run: Path, many: Path,
             page.context.close()
 
 
+def test_a_queue_that_comes_after_a_later_mark_changes_nothing(
+    open_page: Any, run: Path, many: Path, tmp_path: Path
+) -> None:
+    with served(run, many, "--work", tmp_path / "work") as (_, port, _line):
+        page = open_page(port, "mark")
+        page.fill("#who", "Ana")
+        page.press("#who", "Enter")
+        page.wait_for_selector('#pool-status:has-text("0 marks so far; 60 images")')
+        held: list[tuple[Any, Any]] = []
+        page.route("**/v1/queue", lambda route: held.append((route, route.fetch())), times=1)
+        page.fill("#who", "Ben")
+        page.press("#who", "Enter")  # Asks for a queue, whose answer is kept back.
+        while not held:
+            page.wait_for_timeout(20)
+        page.keyboard.press("s")
+        page.wait_for_selector('#pool-status:has-text("1 mark so far")')
+        (route, answer), next_one = held[0], page.get_attribute("#mark-picture", "src")
+        assert answer.json()["counts"]["marks"] == 0
+        with page.expect_response("**/v1/queue"):
+            route.fulfill(response=answer)
+        page.evaluate("() => fetch('/v1/marks').then((found) => found.text())")  # By now the page has read the queue.
+        assert page.text_content("#pool-status").startswith("1 mark so far")
+        assert page.get_attribute("#mark-picture", "src") == next_one
+        page.context.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_a_phone_and_works_by_keyboard(open_page: Any, live: str, scheme: str) -> None:
     port = int(live.rpartition(":")[2])

@@ -6,7 +6,7 @@
   const { model, orders } = data;
   const AHEAD = 6; // Images that are fetched before they are needed.
   const MOST_KEYS = 9;
-  let queue = [], here = null, isBusy = false, isOn = false, asked = 0, timer = null;
+  let queue = [], here = null, isBusy = false, isOn = false, asked = 0, answered = 0, timer = null;
 
   const keep = (key, value) => { try { localStorage.setItem(key, value); } catch (refused) { /* No storage. */ } };
   const kept = (key) => { try { return localStorage.getItem(key) || ""; } catch (refused) { return ""; } };
@@ -61,25 +61,27 @@
   }
 
   async function fill() {
-    if (!who() || !isOn) { show(); return; }
     const own = ++asked;
+    if (!who() || !isOn) { answered = own; show(); return; }
     try {
       const found = await post("/v1/queue", { who: who(), session, order: $("order").value, label: wanted(), number: AHEAD });
       if (own !== asked) return;
+      answered = own;
       const first = here && queue.length && found.images.some((each) => each.id === here.id) ? here.id : null;
       queue = found.images;
       if (first) queue.sort((a, b) => (b.id === first) - (a.id === first)); // The image that somebody looks at stays.
       complain(null);
       show();
       tell(found);
-    } catch (error) { complain(error); }
+    } catch (error) { if (own === asked) { answered = own; complain(error); } }
   }
 
+  const leave = (item) => { queue = queue.filter((each) => each.id !== item.id); };
+
   function settle(found) {
-    asked += 1; // A queue that was asked for before this mark is out of date when it comes.
     show();
     tell(found);
-    if (queue.length < 3) fill();
+    if (queue.length < 3 || asked !== answered) fill(); // A queue that was asked for before this mark is out of date.
   }
 
   async function give(mark, label = "") {
@@ -89,13 +91,13 @@
     try {
       const found = await post("/v1/marks", { who: who(), session, id: item.id, task: item.task, mark, asked: question(item), label });
       complain(null);
-      queue.shift();
+      leave(item);
       const said = { yes: `yes, ${question(item)}`, no: label ? label : "no", skip: "skipped" }[mark];
       $("mark-said").textContent = `Saved: ${said}.`;
       settle(found);
     } catch (error) {
       complain(error);
-      if (error.status === 409 || error.status === 404) { queue.shift(); show(); fill(); }
+      if (error.status === 409 || error.status === 404) { leave(item); show(); fill(); }
     } finally { isBusy = false; }
   }
 
