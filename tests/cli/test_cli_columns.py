@@ -19,7 +19,6 @@ from lopsided.inference.engine import load_onnxruntime
 from lopsided.models.blocks.columns import encode
 from lopsided.models.machine import threads
 from lopsided.models.model import load_card
-from lopsided.serve.model import Served
 from tiny_command import Call
 
 ROWS = [("cat", 30, 4), ("dog", 14, 9)]
@@ -215,8 +214,3 @@ def test_an_estimator_takes_the_columns_from_a_data_frame_and_is_saved_with_them
     assert np.array_equal(again.predict_proba(frame), model.predict_proba(frame))
     with pytest.raises(lopsided.errors.InputError, match="Pass a data frame with the columns path, age, adult"):
         model.predict(frame["path"].tolist())
-
-
-def test_a_server_gets_no_columns_and_says_so(pets: Path) -> None:
-    with pytest.raises(lopsided.errors.InputError, match="takes the columns age, sex beside each image, but here"):
-        Served(pets / "run", device="cpu")

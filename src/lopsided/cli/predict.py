@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -182,11 +183,11 @@ def _predict_there(
     if unused is not None:
         raise InputError(f"{unused} needs a run of this machine, not --url. Leave out one of the two.")
     output.check(images)
-    total, paths = find_images(images, listed.patterns, path_column=listed.path_column)
-    client = Client(url, read_rule(applied.decide), applied.prevalence)
-    _warn_of_formulas(client.classes)
-    target = Terminal() if sys.stdout.isatty() else sys.stdout
-    output.write(client.answers(paths), client.classes, client.decision, client.familiarity, total, target)
+    with closing(Client(url, read_rule(applied.decide), applied.prevalence)) as client:
+        total, paths = find_images(images, listed.patterns, path_column=listed.path_column, columns=client.columns)
+        _warn_of_formulas(client.classes)
+        target = Terminal() if sys.stdout.isatty() else sys.stdout
+        output.write(client.answers(paths), client.classes, client.decision, client.familiarity, total, target)
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,8 @@ ImagePath: TypeAlias = Path | Stored
 class Sent(Stored):
     """An image that another program sent. Its address is a name that this program gave it."""
 
-    def __init__(self, address: str, content: bytes) -> None:
-        self.address, self._content = address, content
+    def __init__(self, address: str, content: bytes, cells: tuple[str, ...] = ()) -> None:
+        self.address, self._content, self.cells = address, content, cells
 
     def read(self) -> bytes:
         """Return what was sent."""

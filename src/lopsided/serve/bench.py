@@ -21,6 +21,7 @@ from lopsided.inference.predict import Use
 from lopsided.reports.find_page import Picture, picture
 from lopsided.runs.folder import Run
 from lopsided.runs.known import labelled_images
+from lopsided.runs.reopen import columns_of
 from lopsided.serve.counters import Counters
 from lopsided.serve.gallery import Gallery
 from lopsided.serve.journal import Journal
@@ -53,7 +54,8 @@ class Bench:
         self.limits = limits or Limits()
         self.work = work_folder(run) if work is None else work
         group = Run.open(run).recipe.data.group
-        self._listed = partial(Pool, list(pool), allow_outside=allow_outside, group=group)
+        columns = columns_of(run)
+        self._listed = partial(Pool, list(pool), allow_outside=allow_outside, group=group, columns=columns)
         listed = self._listed()
         self._open = ExitStack()
         self._open.enter_context(files.lock(self.work))
@@ -111,12 +113,16 @@ class Bench:
         """Answer the images of a request."""
         served = self.served
         use = await self.use(served, options.decide, options.prevalence)
+        cells = served.cells(options.columns, len(images))
         if self._reading + len(images) > self.limits.waiting:
             raise RefusedError(503, "busy", "Too many images wait. Try again in a few seconds.")
         self._reading += len(images)
         try:
             answers = await asyncio.gather(
-                *(self._one(served, place, image, use, options) for place, image in enumerate(images, start=1))
+                *(
+                    self._one(served, Sent(f"image {place}", image, beside), use, options)
+                    for place, (image, beside) in enumerate(zip(images, cells, strict=True), start=1)
+                )
             )
         finally:
             self._reading -= len(images)
@@ -124,10 +130,7 @@ class Bench:
             self._count(answer)
         return {"run": served.folder.name, "decide": use.decision.rule, "images": answers}
 
-    async def _one(
-        self, served: Served, place: int, content: bytes, use: Use, options: PredictOptions
-    ) -> dict[str, Any]:
-        image = Sent(f"image {place}", content)
+    async def _one(self, served: Served, image: Sent, use: Use, options: PredictOptions) -> dict[str, Any]:
         future: asyncio.Future[Judged] = asyncio.get_running_loop().create_future()
         self._readers.submit(self._read, served, image, future)
         judged = await future
@@ -139,7 +142,7 @@ class Bench:
             answer["picture"] = "" if small is None else data_address(small.content)
         if options.map and (pixels := judged.pixels) is not None:
             label = int(use.decision.decide(use.probabilities(judged.probabilities)))
-            answer["map"] = await _waited(self.worker.do(lambda: served.map_of(pixels, label)))
+            answer["map"] = await _waited(self.worker.do(lambda: served.map_of(pixels, label, image.cells)))
         if options.nearest:
             answer["nearest"] = await self._thread(served.nearest, judged, options.nearest)
         return answer

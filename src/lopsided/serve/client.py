@@ -25,11 +25,12 @@ from pydantic import ValidationError
 
 from lopsided.data.decoding import UnreadableImageError
 from lopsided.data.images import ordered_map
-from lopsided.data.stored import ImagePath, Stored
+from lopsided.data.stored import ImagePath, Stored, cells_of
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.evaluation.decision import Decision
 from lopsided.facts import Fact, notes
 from lopsided.inference.predict import Answer, Familiarity
+from lopsided.recipe.blocks import Cells
 
 TOKEN = "LOPSIDED_TOKEN"
 """The variable of the environment with the token of a server."""
@@ -85,6 +86,7 @@ class Client:
             self.classes = tuple(str(name) for name in model["classes"])
             self.decision = Decision.model_validate(chosen["decision"])
             self._most = int(model["limits"]["image_bytes"])
+            self.columns = tuple(str(column["name"]) for column in model["columns"])
             level = model["unfamiliar_level"]
             self.familiarity = None if level is None else Far(float(level))
             if not self.decision.fits(len(self.classes)):
@@ -110,15 +112,18 @@ class Client:
     def _predict(self, paths: Sequence[ImagePath]) -> list[Answer]:
         contents = [self._read(path) for path in paths]
         sent = [content for content in contents if isinstance(content, bytes)]
-        answers = iter(self._images(sent) if sent else [])
+        cells = [cells_of(path) for path, content in zip(paths, contents, strict=True) if isinstance(content, bytes)]
+        answers = iter(self._images(sent, cells) if sent else [])
         return [
             (path, content, None) if isinstance(content, UnreadableImageError) else self._answer(path, next(answers))
             for path, content in zip(paths, contents, strict=True)
         ]
 
-    def _images(self, contents: Sequence[bytes]) -> list[Any]:
-        boundary = secrets.token_hex(16)
-        form = [_part(boundary, f'name="{key}"', text.encode()) for key, text in self._options.items()]
+    def _images(self, contents: Sequence[bytes], cells: Sequence[Cells]) -> list[Any]:
+        boundary, options = secrets.token_hex(16), dict(self._options)
+        if self.columns:
+            options["columns"] = json.dumps([dict(zip(self.columns, row, strict=True)) for row in cells])
+        form = [_part(boundary, f'name="{key}"', text.encode()) for key, text in options.items()]
         form += [_part(boundary, 'name="image"; filename="image"', content) for content in contents]
         body = b"".join([*form, f"--{boundary}--\r\n".encode()])
         kind = f"multipart/form-data; boundary={boundary}"

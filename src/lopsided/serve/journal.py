@@ -45,6 +45,8 @@ class Mark:
     name: str = ""
     """The name of an image of the run in its data."""
     group: str = ""
+    columns: str = ""
+    """What the columns of the model say beside the image, an object of JSON; empty: it has none."""
     number: int = 0
     time: str = ""
 
@@ -117,16 +119,17 @@ class Journal:
         return [mark for mark in self.marks("labels") if mark.label and mark.label != mark.asked]
 
     def marks_table(self, group: str = GROUP) -> str:
-        """Return the marks of the pool as the table that ``fit --more`` reads, with groups if there are any."""
+        """Return the pool's marks as the table that ``fit --more`` reads, with groups and columns if there are any."""
         marks = self.marks("pool")
-        header, rows = (
-            ["path", "label", "mark", "who"],
-            [[each.path, each.label, each.mark, each.who] for each in marks],
-        )
-        if any(each.group for each in marks):
-            header.append(group)
-            rows = [[*row, each.group] for row, each in zip(rows, marks, strict=True)]
-        return _table(header, rows)
+        has_groups = any(each.group for each in marks)
+        rows = [
+            {"path": each.path, "label": each.label, "mark": each.mark, "who": each.who}
+            | ({group: each.group} if has_groups else {})
+            | _columns(each)
+            for each in marks
+        ]
+        header = list(dict.fromkeys(["path", "label", "mark", "who", *(name for row in rows for name in row)]))
+        return _table(header, [[row.get(name, "") for name in header] for row in rows])
 
     def corrections_table(self) -> str:
         """Return the corrected labels as the table that ``fit corrections=`` reads."""
@@ -145,7 +148,7 @@ class Journal:
                 undone = int(content["undo"])
                 self._marks = {key: mark for key, mark in self._marks.items() if mark.number != undone}
             else:
-                content = {"group": "", **content}  # Journals from before groups have none.
+                content = {"group": "", "columns": "", **content}  # Older journals have none.
                 texts = {name: content[name] for name in Mark.__dataclass_fields__ if name != "number"}
                 if not all(isinstance(value, str) for value in texts.values()):
                     return
@@ -171,6 +174,14 @@ class Journal:
         for line in lines:
             with suppress(ValueError, RecursionError):
                 yield json.loads(line)
+
+
+def _columns(mark: Mark) -> dict[str, str]:
+    """Return the columns beside an image. A journal is untrusted like any file."""
+    with suppress(ValueError, RecursionError, AttributeError):
+        items = json.loads(mark.columns or "{}").items()
+        return {name: value for name, value in items if isinstance(value, str) and name not in ("path", "label")}
+    return {}
 
 
 def _now() -> str:

@@ -6,6 +6,7 @@ never given again, unless the mark is undone.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from threading import RLock
@@ -75,6 +76,7 @@ class Marking:
             mark = Mark(
                 *(candidate.task, candidate.image, candidate.path, asked.mark, label, question),
                 *(asked.who, asked.session, candidate.name, candidate.group),
+                columns=json.dumps(candidate.columns) if candidate.columns else "",
             )
             written = _saved(lambda: self.journal.add(mark))
             self._lent.pop(candidate.key, None)

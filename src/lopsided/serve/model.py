@@ -14,18 +14,21 @@ import numpy.typing as npt
 import torch
 
 from lopsided.data.decoding import Pixels
-from lopsided.errors import InputError, LopsidedError
+from lopsided.errors import InputError, LopsidedError, sentence
 from lopsided.evaluation.decision import explain
 from lopsided.inference.engine import Engine, images_per_call
 from lopsided.inference.maps import Maps, heat
 from lopsided.inference.predict import Use, choose_use
 from lopsided.inference.scorer import BATCH, Scorer
+from lopsided.models.blocks.columns import encode
+from lopsided.recipe.blocks import Cells
 from lopsided.runs.folder import METRICS, RECIPE, Run
 from lopsided.runs.known import Labelled
 from lopsided.runs.metrics import focus_of, headlines, judged_split
 from lopsided.runs.reopen import held_back, open_familiarity, open_model, open_use
 from lopsided.serve.gallery import Gallery
 from lopsided.serve.neighbours import Neighbours, chosen_rows
+from lopsided.serve.requests import Row
 from lopsided.serve.worker import Judged
 
 if TYPE_CHECKING:
@@ -41,10 +44,6 @@ class Served:
     def __init__(self, folder: Path, device: str = "auto") -> None:
         self.folder = folder
         model, self.card = open_model(folder, device)
-        if self.card.beside:
-            names = ", ".join(column.name for column in self.card.beside)
-            do = "Use lopsided predict RUN TABLE."
-            raise InputError(f"The model takes the columns {names} beside each image, but here images are alone. {do}")
         self._familiarity = open_familiarity(folder, self.card)
         bank = None if self._familiarity is None else self._familiarity.bank
         engine = Engine(model, self.card.shape)
@@ -129,12 +128,31 @@ class Served:
             counts["sets"] = {"one": int((sizes == 1).sum()), "several": int((sizes > 1).sum())}
         return counts
 
-    def map_of(self, pixels: Pixels, label: int) -> str:
+    def cells(self, given: Row | list[Row] | None, images: int) -> list[Cells]:
+        """Return the cells of the columns beside each image of a request. Raise if they do not fit the model."""
+        names = [column.name for column in self.card.beside]
+        rows = given if isinstance(given, list) else [given or {}] * images
+        if not names:
+            if given is not None:
+                raise InputError("The model takes images alone. Leave out columns.")
+            return [()] * images
+        if len(rows) != images:
+            must = f"columns must have an object for each of the {images:,} images"
+            raise InputError(sentence(must, f"{len(rows):,}"))
+        for row in rows:
+            if sorted(row) != sorted(names):
+                must = f"columns must name {', '.join(names)} for each image"
+                raise InputError(sentence(must, ", ".join(row)[:300] or "none", "null says that a value is not known."))
+        found = [tuple("" if row[name] is None else str(row[name]) for name in names) for row in rows]
+        encode(self.card.beside, found)  # Raises here, not among the images of others.
+        return found
+
+    def map_of(self, pixels: Pixels, label: int, cells: Cells) -> str:
         """Return where the model looked, as a transparent picture in a data address; "" if it cannot tell."""
         if self.maps is None:
             return ""
         content = io.BytesIO()
-        heat(self.maps.of_pixels(pixels, label), (_MAP_SIDE, _MAP_SIDE)).save(content, "WEBP", quality=70)
+        heat(self.maps.of_pixels(pixels, label, cells), (_MAP_SIDE, _MAP_SIDE)).save(content, "WEBP", quality=70)
         return data_address(content.getvalue())
 
     def learn(self, labelled: Labelled, gallery: Gallery) -> Iterator[None]:
@@ -177,6 +195,7 @@ class Served:
             "encoder": card.encoder,
             "views": list(card.views),
             "input": {"channels": card.channels, "image_size": card.image_size},
+            "columns": [column.model_dump(mode="json", include={"kind", "name", "values"}) for column in card.beside],
             "calibrated_on": card.calibrated_on,
             "decide": use.decision.rule,
             "decide_words": explain(use.decision, card.classes),

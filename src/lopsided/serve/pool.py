@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided.data.sources.listing import Inside, read_columns
-from lopsided.data.stored import ImagePath, is_address
+from lopsided.data.stored import ImagePath, cells_of, is_address
 from lopsided.errors import InputError
 from lopsided.inference.pool import find_images, is_table
 from lopsided.runs.folder import MAX_TABLE
@@ -39,6 +40,8 @@ class Candidate:
     suggested: str = ""
     group: str = ""
     """Such as the patient; empty: not known."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """What the columns of the model say beside the image."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -49,17 +52,25 @@ class Candidate:
 class Pool:
     """Images of files, folders and tables, as far as they are scored. Images that the run knows are left out."""
 
-    def __init__(self, paths: Sequence[str], *, allow_outside: bool = False, group: str | None = None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        *,
+        allow_outside: bool = False,
+        group: str | None = None,
+        columns: Sequence[str] = (),
+    ) -> None:
         if any(map(is_address, paths)):
             raise InputError(
                 "The page shows the images of a pool, so they must be files of this machine. Copy them here."
             )
-        self.total, listed = find_images(paths, allow_outside=allow_outside) if paths else (0, iter(()))
+        found = partial(find_images, paths, allow_outside=allow_outside, columns=columns)
+        self.total, listed = found() if paths else (0, iter(()))
         if self.total > MOST:
             do = "Choose the likeliest with `lopsided find RUN POOL --class NAME --out found.csv`, and serve found.csv."
             raise InputError(f"A pool of {self.total:,} images is too large to mark, the most is {MOST:,}. {do}")
         self._paths: list[ImagePath] = list(listed)
-        self.group = group or GROUP
+        self.group, self._columns = group or GROUP, tuple(columns)
         tables = [path for path in map(Path, paths) if is_table(path)]
         self._groups = dict(pair for path in tables for pair in _groups(path, self.group, allow_outside))
         self.candidates: list[Candidate] = []
@@ -82,8 +93,10 @@ class Pool:
                 typical = None if scores.typicality is None else float(scores.typicality[place])
                 name = gallery.add(digest, path)
                 full = str(Path(path).absolute())
-                group = self._groups.get(full, "")
-                self.candidates.append(Candidate("pool", name, full, scores.probabilities[place], typical, group=group))
+                group, columns = self._groups.get(full, ""), dict(zip(self._columns, cells_of(path), strict=True))
+                self.candidates.append(
+                    Candidate("pool", name, full, scores.probabilities[place], typical, group=group, columns=columns)
+                )
             yield
 
     def to_dict(self) -> dict[str, int]:

@@ -8,7 +8,17 @@ import json
 import logging
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 from python_multipart.exceptions import FormParserError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -29,6 +39,20 @@ class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
+def _parsed(given: Any) -> Any:
+    """Return what a field of a form holds as JSON; in JSON itself it is no text."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given)
+    except (ValueError, RecursionError):
+        raise ValueError('must be JSON, such as {"age": 52, "sex": null}') from None
+
+
+Row = dict[str, Annotated[StrictStr, Field(max_length=1000)] | StrictInt | StrictFloat | None]
+"""The columns beside an image, by name. None: not known."""
+
+
 class PredictOptions(Asked):
     """The options of a prediction."""
 
@@ -37,6 +61,11 @@ class PredictOptions(Asked):
     map: bool = Field(False, description="Also return where the model looked, as a transparent picture.")
     nearest: int = Field(0, ge=0, le=20, description="Also return this many nearest known images.")
     picture: bool = Field(False, description="Also return a small picture of the image.")
+    columns: Annotated[Row | list[Row] | None, BeforeValidator(_parsed)] = Field(
+        None,
+        description='What the columns of the model say beside each image, such as {"age": 52, "sex": null}: '
+        "an object for each image, or one for all. GET /v1/model lists the columns.",
+    )
 
 
 class PredictJson(PredictOptions):

@@ -89,12 +89,17 @@
     const form = new FormData();
     form.append("image", file, "image");
     for (const [key, value] of Object.entries({ map: model.maps, nearest: 5, picture: true })) form.append(key, String(value));
+    const own = ++item.asked;
+    if (model.columns.length) form.append("columns", JSON.stringify(columns()));
     try {
       const [answer] = (await ask("/v1/predict", { method: "POST", body: form })).images;
+      if (own !== item.asked) return; // The columns have changed meanwhile.
       item.plain = answer.probabilities ? model.classes.map((each) => answer.probabilities[each]) : null;
       item.answer = answer;
       item.first = null;
     } catch (error) {
+      if (own !== item.asked) return;
+      item.plain = null;
       item.answer = { error: error.message };
     }
     draw(item);
@@ -103,23 +108,43 @@
 
   function next() {
     while (running < AT_ONCE && waiting.length) {
-      const [item, file] = waiting.shift();
+      const item = waiting.shift();
       running += 1;
-      send(item, file).finally(() => { running -= 1; next(); if (!running && rule()) decide(); });
+      send(item, item.file).finally(() => { running -= 1; next(); if (!running && rule()) decide(); });
     }
   }
 
   function add(files) {
     for (const file of files) {
       if (items.length >= MOST) { $("try-status").textContent = `The page shows at most ${MOST} images.`; break; }
-      const item = { title: file.webkitRelativePath || file.name || "pasted image", answer: null, first: null, plain: null, row: element("li", "answer") };
+      const item = { title: file.webkitRelativePath || file.name || "pasted image", file, asked: 0, answer: null, first: null, plain: null, row: element("li", "answer") };
       items.push(item);
       $("answers").prepend(item.row);
       draw(item);
-      waiting.push([item, file]);
+      waiting.push(item);
     }
     tell();
     next();
+  }
+
+  // ------------------------------------------------------------------------------------- columns of a table beside images
+
+  const columns = () => Object.fromEntries(model.columns.map((column, place) => [column.name, $(`column-${place}`).value || null]));
+
+  function setUpColumns() {
+    $("beside").hidden = !model.columns.length;
+    model.columns.forEach((column, place) => {
+      const input = element(column.kind === "number" ? "input" : "select", "");
+      input.id = `column-${place}`;
+      if (column.kind === "number") { input.type = "number"; input.step = "any"; } else input.append(new Option("not known", ""), ...column.values.map((each) => new Option(each, each)));
+      input.addEventListener("change", () => {
+        for (const item of items) { item.asked += 1; item.answer = item.first = item.plain = null; draw(item); }
+        waiting.splice(0, waiting.length, ...items);
+        tell();
+        next();
+      });
+      $("columns").append(element("label", "", name(column.name), " ", input));
+    });
   }
 
   // ------------------------------------------------------------------------------------------------- files of all kinds
@@ -278,6 +303,7 @@
   $("no-maps").textContent = "The encoder of this model has no positions, so there are no maps of where it looked.";
   $("with-map").addEventListener("change", () => $("answers").classList.toggle("plain", !$("with-map").checked));
   $("clear").addEventListener("click", () => { items.length = 0; waiting.length = 0; $("answers").replaceChildren(); $("changes").textContent = ""; tell(); });
+  setUpColumns();
   setUpDrop();
   setUpDeciding();
 })();
