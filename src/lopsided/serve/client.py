@@ -86,7 +86,7 @@ class Client:
             self.classes = tuple(str(name) for name in model["classes"])
             self.decision = Decision.model_validate(chosen["decision"])
             self._most = int(model["limits"]["image_bytes"])
-            self.columns = tuple(str(column["name"]) for column in model["columns"])
+            self.columns = tuple(str(column["name"]) for column in model.get("columns", ()))
             level = model["unfamiliar_level"]
             self.familiarity = None if level is None else Far(float(level))
             if not self.decision.fits(len(self.classes)):
