@@ -3,9 +3,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from lopsided.cli.output import balanced_words
 from lopsided.errors import InputError
+from lopsided.evaluation.metrics import evaluate
 from lopsided.recipe.rules import parse_rule, read_rule
 
 
@@ -32,3 +35,15 @@ def test_shares_may_be_per_cent() -> None:
     assert parse_rule("prevalence:df=2%,mel=98 %").values == {"df": 0.02, "mel": 0.98}
     with pytest.raises(InputError, match="needs one share >= 0 per class"):
         parse_rule("prevalence:df=%,mel=98%")
+
+
+def test_what_a_fit_prints_first_names_the_cost_only_under_a_rule_with_costs() -> None:
+    labels, decided = np.array([0, 0, 0, 1, 1]), np.array([0, 0, 1, 0, 1])
+    p = np.eye(2)[decided] * 0.8 + 0.1
+    costly = evaluate(labels, p, decided, classes=["mel", "df"], costs=[[0, 1], [10, 0]]).to_dict()
+    cost, accuracy = balanced_words(costly).splitlines()
+    assert cost.startswith("Cost per image 2.200 [")  # (1 + 10) / 5
+    assert cost.endswith("; always answering mel: 4.000")  # 2 * 10 / 5
+    assert accuracy.startswith("Balanced accuracy 0.583 [")
+    plain = evaluate(labels, p, decided, classes=["mel", "df"]).to_dict()
+    assert balanced_words(plain) == accuracy

@@ -211,12 +211,21 @@ def figures_table(evaluation: Mapping[str, Any]) -> str:
 
 
 def balanced_words(evaluation: Mapping[str, Any]) -> str:
-    """Return the balanced accuracy beside that of the majority vote; nothing if images of one class were tested."""
+    """Return the balanced accuracy, and the cost if the rule has costs, beside those of the majority vote.
+
+    Nothing if images of one class were tested.
+    """
     if sum(row["support"] > 0 for row in evaluation["per_class"]) < 2:
         return ""
-    majority = evaluation["majority"]
-    figure = interval(evaluation["figures"]["uwa"])
-    return f"Balanced accuracy {figure}; always answering {shortened(majority['label'])}: {majority['uwa']:.3f}"
+    majority, figures = evaluation["majority"], evaluation["figures"]
+    names = {"cost": "Cost per image", "uwa": "Balanced accuracy"}
+    always = f"always answering {shortened(majority['label'])}"
+    lines = [
+        f"{title} {interval(figures[name])}; {always}: {majority[name]:.3f}"
+        for name, title in names.items()
+        if figures.get(name) is not None
+    ]
+    return "\n".join(lines)
 
 
 def baseline_words(metrics: Mapping[str, Any], split: str) -> list[str]:
