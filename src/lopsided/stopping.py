@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -55,3 +56,37 @@ def _interrupt(*_: object) -> NoReturn:
 
 STOPPING = Stopping()
 """The requests to this process."""
+
+
+@contextmanager
+def handling(handlers: Mapping[signal.Signals, Callable[..., object] | signal.Handlers]) -> Iterator[None]:
+    """Replace signal handlers inside the block. Does nothing outside the main thread, which alone can set them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let interrupts wait until the block ends.
+
+    To block their signals is not enough: a thread that does not, such as one of BLAS, may receive what is sent to the
+    process, and the handler then runs in the main thread.
+    """
+    came: list[int] = []
+
+    def keep(number: int, _: object) -> None:
+        came.append(number)
+
+    try:
+        with handling({signal.SIGINT: keep, signal.SIGTERM: keep}):
+            yield
+    finally:
+        if came:
+            signal.raise_signal(came[0])

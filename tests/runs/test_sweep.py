@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -586,6 +587,32 @@ def test_impatient_interrupts_while_a_worker_starts_print_no_traceback_either(ph
         -signal.SIGINT,
     )  # The last one may come when Python ends. A shell shows 130 for both.
     assert told.splitlines() == ["0/1 done"]
+
+
+def test_an_interrupt_that_another_thread_receives_waits_until_the_worker_is_known(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def receive() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # As threads of BLAS, which began before.
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    class Pool:
+        def submit(self, *_: object) -> futures.Future[tuple[str, str]]:
+            thread = threading.Thread(target=receive)
+            thread.start()
+            thread.join()
+            return futures.Future()
+
+    engine = LocalEngine(1)
+    pool = Pool()
+    monkeypatch.setattr(engine, "_new_pool", lambda: pool)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # It is ignored in the background.
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            engine.submit(Cell.of(tiny_recipe(photos)))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [each for _, each in engine._running.values()] == [pool]
 
 
 @pytest.mark.slow

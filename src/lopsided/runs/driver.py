@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import signal
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from lopsided.runs.engines import Ended, Engine
 from lopsided.runs.plan import Cell, Plan
 from lopsided.runs.records import Failure, Record
 from lopsided.runs.view import View
+from lopsided.stopping import handling
 
 _POLL_SECONDS = 1.0
 _NO_TEST = "The run has no test images. Set data.test in its recipe."
@@ -161,17 +160,3 @@ def remove_if_empty(folder: Path) -> None:
     """Remove a folder unless it holds something."""
     with suppress(OSError):
         folder.rmdir()
-
-
-@contextmanager
-def handling(handlers: Mapping[signal.Signals, Callable[..., object] | signal.Handlers]) -> Iterator[None]:
-    """Replace signal handlers inside the block. Does nothing outside the main thread, which alone can set them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

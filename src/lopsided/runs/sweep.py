@@ -30,13 +30,14 @@ from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.facts import Fact
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import shown
-from lopsided.runs.driver import Outcome, drive, handling, remove_if_empty
+from lopsided.runs.driver import Outcome, drive, remove_if_empty
 from lopsided.runs.engines import LOST, Engine
 from lopsided.runs.folder import METRICS, Run
 from lopsided.runs.plan import CELLS, Cell, Plan, drop_model
 from lopsided.runs.records import Failure, Record, append_failure, append_records, read_failures, read_records
 from lopsided.runs.tracking import tracked_sweep
 from lopsided.runs.view import View
+from lopsided.stopping import handling
 from lopsided.trackers import tracker as trackers
 
 FORMAT = 1

@@ -18,6 +18,7 @@ from lopsided.errors import InputError, sentence
 from lopsided.runs.engines import LOST, Ended
 from lopsided.runs.plan import Cell, train_cell
 from lopsided.runs.records import Record
+from lopsided.stopping import undisturbed
 
 
 class LocalEngine:
@@ -50,7 +51,7 @@ class LocalEngine:
         while True:
             pool = self._idle.pop() if self._idle else self._new_pool()
             try:
-                with _as_seen_by_workers(self.threads):
+                with undisturbed(), _as_seen_by_workers(self.threads):  # A pool that half began could not be closed.
                     self._running[pool.submit(train_cell, toml, folder, self.threads)] = cell, pool
                 return
             except BrokenProcessPool:  # The worker died while it was idle.
