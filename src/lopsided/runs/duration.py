@@ -26,8 +26,8 @@ IMAGE_SECONDS, CLASS_SECONDS = 8e-4, 1e-4
 """Seconds of a classifier, or of a choice of views, for each image, and for each image and class."""
 FEW_IMAGES, GROWTH = 300, 0.35
 """From so many images on, the seconds of each grow with this power of their number: no cache holds them all."""
-FEW_SECONDS, FEW_GROWTH = 3e-5, 1.6
-"""Seconds that a class of few images adds to a training, for each class and times this power of the number of images:
+FEW_SECONDS = 8e-7
+"""Seconds that a class of few images adds to a training, for each class and times the square of the number of images:
 its classifier has regressions on each kind of features, and its inner folds are drawn several times."""
 FEATURE_SECONDS = 0.02
 """Seconds of one pass of an image through an encoder: a rough guide."""
@@ -69,7 +69,7 @@ def fold_seconds(images: int, classes: int, regressions: int = 1, *, few: bool =
     ``few`` says that it has few images of a class (``has_few``).
     """
     growth: float = max(images / FEW_IMAGES, 1.0) ** GROWTH
-    more: float = FEW_SECONDS * classes * images**FEW_GROWTH if few else 0.0
+    more = FEW_SECONDS * classes * images**2 if few else 0.0
     return FOLD_SECONDS + regressions * (IMAGE_SECONDS + CLASS_SECONDS * classes) * images * growth + more
 
 
