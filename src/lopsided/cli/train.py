@@ -61,7 +61,7 @@ def fit(
     """Train a classifier and evaluate it.
 
     By default, a pretrained encoder turns each image into features, and a
-    logistic regression on the features is fitted, in seconds to minutes and
+    linear classifier on the features is fitted, in seconds to minutes and
     without a network: four views of each of up to 3,000 images if each class
     has at least 50 (the recipe thorough), one view otherwise (quick). If a
     class has fewer than 200 images, every image is tested once, in five
