@@ -238,6 +238,28 @@ def test_an_answer_that_takes_too_long_ends(bench: Bench, monkeypatch: pytest.Mo
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
 
 
+def test_an_image_whose_sender_has_given_up_is_not_decoded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, photos: Path
+) -> None:
+    import threading
+
+    gate, threads = threading.Event(), bench._readers._max_workers
+    for _ in range(threads):
+        bench._readers.submit(gate.wait, 60)
+    decoded: list[object] = []
+    monkeypatch.setattr(bench.served.sent, "read", lambda *asked: decoded.append(asked))
+    client = small(bench, monkeypatch, seconds=0.2)
+    try:
+        answer = client.post("/v1/predict", files={"image": (photos / "cat" / "001.png").read_bytes()})
+    finally:
+        gate.set()
+    assert answer.status_code == 504
+    ends = threading.Barrier(threads)
+    done = [bench._readers.submit(ends.wait, 60) for _ in range(threads)]  # Each thread is past the image now.
+    assert [each.result(60) is not None for each in done] == [True] * threads
+    assert decoded == []
+
+
 def test_a_full_queue_is_refused_and_told_when_to_come_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, photos: Path
 ) -> None:

@@ -149,6 +149,8 @@ class Bench:
 
     def _read(self, served: Served, image: Sent, future: asyncio.Future[Judged]) -> None:
         """Read an image in this thread, and let the worker score it."""
+        if future.cancelled():  # Nobody waits for it any more.
+            return
         try:
             read = served.sent.read(image, self.limits.pixels)
             if read[1].error:
