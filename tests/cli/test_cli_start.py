@@ -110,6 +110,14 @@ def test_an_option_that_is_called_like_a_setting_needs_a_value(call: Call) -> No
     [
         (["fit", "photos", "--minutes", "3"], "There is no option --minutes. Write --auto minutes=3."),
         (["compare", "photos", "--loss", "ce"], "There is no option --loss. Write --methods ce."),
+        (
+            ["fit", "photos", "--colums", "age"],
+            "No such option: --colums. Did you mean --columns? See `lopsided fit --help`.",
+        ),
+        (
+            ["compare", "photos", "--metods", "ce"],
+            "No such option: --metods. Did you mean --methods? See `lopsided compare --help`.",
+        ),
         (["fit", "photos", "device=foo"], 'device must be "auto", "cpu", "cuda", "cuda:1" or "mps", got \'foo\'.'),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import difflib
 import errno
 import io
 import os
@@ -311,10 +312,16 @@ def _unknown_option(error: Any, arguments: list[str]) -> str | None:
 
 
 def _other_text(error: Any, arguments: list[str]) -> str:
-    """Return the message for an option that another command has, or an empty text for any other error."""
-    option = _unknown_option(error, arguments)
-    other = None if option is None else settings.other_option(option, arguments)
-    return f"There is no option {option}. Write {other}." if other else ""
+    """Return the message for an option that another command has or that is like a field, or else an empty text."""
+    from lopsided.recipe.changes import near_fields
+
+    if (option := _unknown_option(error, arguments)) is None:
+        return ""
+    if other := settings.other_option(option, arguments):
+        return f"There is no option {option}. Write {other}."
+    fields = [f"--{name}".replace("_", "-") for name in near_fields(option.lstrip("-").replace("-", "_"))]
+    near = difflib.get_close_matches(option, [*(error.possibilities or ()), *fields], n=1)
+    return f"No such option: {option}. Did you mean {near[0]}? {_usage_help(error)}" if near else ""
 
 
 def _usage_help(error: Any) -> str:

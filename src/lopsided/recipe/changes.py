@@ -152,13 +152,18 @@ def _fields(name: str, value: object, loss: object, recipe: Callable[[], Recipe 
         others = [next((short for short in SHORT if SHORT[short] == (path,)), path) for path in found]
         raise InputError(f"{name}={value} may mean {' or '.join(others)}. Write one of these names.")
     if not found:
-        names = [*SHORT, *(path.rpartition(".")[2] for path in _known())]
-        near = difflib.get_close_matches(name[:100], list(dict.fromkeys(names)), n=2)
+        near = near_fields(name)
         do = f"Did you mean {' or '.join(near)}?" if near else "`lopsided recipes NAME` shows the fields of a recipe."
         if os.path.exists(f"{name}={value}"):
             do = f"If you mean the file or folder, write ./{name}={value}."
         raise InputError(f"A recipe has no field {words.shown(name)}. {do}")
     return tuple(found)
+
+
+def near_fields(name: str) -> list[str]:
+    """Return at most two short names of fields that are close to a name."""
+    names = [*SHORT, *(path.rpartition(".")[2] for path in _known())]
+    return difflib.get_close_matches(name[:100], list(dict.fromkeys(names)), n=2)
 
 
 @functools.cache
