@@ -548,7 +548,7 @@ def test_a_path_that_a_link_leads_out_of_the_folder_of_its_table_needs_to_be_all
     ):
         table = inside / "table.csv"
         table.write_text(f"path,label\n{path},cat\nown.png,dog\n")
-        with pytest.raises(DataError, match=r"^paths must stay below the folder of the table, got .*--allow-outside\.$"):
+        with pytest.raises(DataError, match=r"^paths must stay below the folder.*, got .*--allow-outside\.$"):
             open_source(table)
     table.write_text("path,label\ncat/000.png,cat\nown.png,dog\n")
     assert len(open_source(table, allow_outside=True)) == 2
