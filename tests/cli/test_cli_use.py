@@ -263,7 +263,9 @@ def test_predict_decides_by_the_rule_of_the_model_or_by_another_one(
 def test_predict_moves_probabilities_to_the_expected_prevalence(call: Call, finished: Path, other_photos: Path) -> None:
     prior = json.loads((finished / "model.json").read_text())["prior"]
     own = decided(call("predict", finished, other_photos).out)
-    moved = decided(call("predict", finished, other_photos, "--prevalence", "dog=0.01,cat=0.99").out)
+    ended = call("predict", finished, other_photos, "--prevalence", "dog=0.01,cat=0.99")
+    assert "An image is called dog if its probability is at least 1.0 %, its stated share (balanced)." in ended.err
+    moved = decided(ended.out)
     for path, (label, dog) in own.items():
         odds = dog / (1 - dog) * (0.01 / prior[1]) / (0.99 / prior[0])
         assert moved[path][1] == pytest.approx(odds / (1 + odds), rel=1e-5, abs=1e-9)

@@ -322,6 +322,8 @@ def test_decisions_explain_themselves() -> None:
     assert explain(Decision(), CLASSES) == "An image is called the most probable class (plain)."
     text = explain(resolve("balanced", pair, (0.98, 0.02)), pair)
     assert text == "An image is called df if its probability is at least 2.0 %, its share in training (balanced)."
+    text = explain(resolve("balanced", pair, (0.99, 0.01)), pair, stated=True)
+    assert text == "An image is called df if its probability is at least 1.0 %, its stated share (balanced)."
     many = explain(resolve("balanced", CLASSES, PRIOR), CLASSES)
     assert "highest beside its share in training (balanced): a 70 %, b 25 %, c 5.0 %" in many
     cost = explain(resolve("cost:mel=1,df=9", pair, (0.9, 0.1)), pair)

@@ -97,7 +97,8 @@ def evaluate(
         show_json(result)
         return
     what = f"{split or 'test'} split of {run}" if data is None else result["data"]
-    _show(result, what, evaluated.focus, rule_words(evaluated.decision, evaluated.classes), out)
+    rule = rule_words(evaluated.decision, evaluated.classes, stated=applied.prevalence is not None)
+    _show(result, what, evaluated.focus, rule, out)
 
 
 def _write(result: Mapping[str, Any], out: Path | None, *, quiet: bool) -> None:

@@ -307,11 +307,11 @@ def next_words(run: Run) -> list[str]:
     ]
 
 
-def rule_words(decision: Decision, classes: Sequence[str]) -> str:
-    """Return how a model decides, with the notes on its rule."""
+def rule_words(decision: Decision, classes: Sequence[str], *, stated: bool = False) -> str:
+    """Return how a model decides, with the notes on its rule. ``stated``: at class shares that the user states."""
     from lopsided.evaluation.decision import explain
 
-    return " ".join([explain(decision, classes), *decision.notes])
+    return " ".join([explain(decision, classes, stated=stated), *decision.notes])
 
 
 def tell_facts(facts: Iterable[Fact], *, quiet: bool) -> None:

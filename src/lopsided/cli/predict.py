@@ -150,7 +150,7 @@ def predict(
     familiarity = open_familiarity(run, card, unfamiliar, applied.level, group_of=group_of)
     _warn_of_formulas(card.classes)
     if not quiet and (applied.decide is not None or applied.prevalence is not None):
-        say(rule_words(use.decision, card.classes))
+        say(rule_words(use.decision, card.classes, stated=use.shares is not None))
     from lopsided.runs.find import answering
 
     target = Terminal() if sys.stdout.isatty() else sys.stdout  # Before a cluster redirects the output of Ray.

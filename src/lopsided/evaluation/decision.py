@@ -320,18 +320,19 @@ def threshold_of(decision: Decision, label: int, num_classes: int) -> float | No
     return float(round(1 / (1 + math.exp(min(700.0, (offsets[label] - offsets[other]) / decision.scale))), 12))
 
 
-def explain(decision: Decision, classes: Sequence[str]) -> str:
-    """Return a sentence that says how a decision is taken.
+def explain(decision: Decision, classes: Sequence[str], *, stated: bool = False) -> str:
+    """Return a sentence that says how a decision is taken. ``stated``: the class shares are not those of training.
 
     >>> explain(Decision(rule="balanced", offsets=(-math.log(0.98), -math.log(0.02))), ["functional", "defective"])
     'An image is called defective if its probability is at least 2.0 %, its share in training (balanced).'
     """
     classes, rule = [_short(name, 40) for name in classes], _short(decision.rule, 100)
+    share = "its stated share" if stated else "its share in training"
     if decision.error is not None or decision.sets:
-        return _doubt_words(decision, classes, rule)
+        return _doubt_words(decision, classes, rule, share)
     if decision.target is None and not decision.offsets and not decision.costs:
         return "An image is called the most probable class (plain)."
-    by_threshold = _threshold_words(decision, classes, rule)
+    by_threshold = _threshold_words(decision, classes, rule, share)
     if by_threshold:
         return by_threshold
     if decision.costs:
@@ -340,16 +341,13 @@ def explain(decision: Decision, classes: Sequence[str]) -> str:
     if decision.rule == "balanced":
         priors = [0.0 if offset <= NEVER else math.exp(-offset) for offset in decision.offsets]
         shares = ", ".join(f"{name} {_chance(p)}" for name, p in zip(classes[:6], priors, strict=False))
-        return (
-            "An image is called the class whose probability is highest beside its share in training (balanced): "
-            f"{shares}{more}."
-        )
+        return f"An image is called the class whose probability is highest beside {share} (balanced): {shares}{more}."
     factors = ", ".join(f"{name} x {math.exp(o):.3g}" for name, o in zip(classes[:6], decision.offsets, strict=False))
     power = f" to the power {decision.scale:.3g}" if decision.scale != 1 else ""
     return f"An image is called the class with the highest weighted probability{power} ({rule}): {factors}{more}."
 
 
-def _doubt_words(decision: Decision, classes: Sequence[str], rule: str) -> str:
+def _doubt_words(decision: Decision, classes: Sequence[str], rule: str, share: str) -> str:
     """Return how a decision is taken that may be a set, or a question to a person."""
     if decision.error is not None:
         return (
@@ -360,11 +358,11 @@ def _doubt_words(decision: Decision, classes: Sequence[str], rule: str) -> str:
     more = f" and {len(classes) - 6} more" if len(classes) > 6 else ""
     return (
         f"The set of an image holds every class whose probability reaches its threshold ({rule}): {limits}{more}. "
-        "It is called the class whose probability is highest beside its share in training."
+        f"It is called the class whose probability is highest beside {share}."
     )
 
 
-def _threshold_words(decision: Decision, classes: Sequence[str], rule: str) -> str:
+def _threshold_words(decision: Decision, classes: Sequence[str], rule: str, share: str) -> str:
     """Return how a decision is taken that is a threshold of one class; otherwise an empty text."""
     label = decision.target
     if label is None and len(classes) == 2:
@@ -376,7 +374,7 @@ def _threshold_words(decision: Decision, classes: Sequence[str], rule: str) -> s
     if decision.costs:
         return f"{called}: {_cost_words(decision.costs, classes)}."
     if decision.rule == "balanced":
-        return f"{called}, its share in training (balanced)."
+        return f"{called}, {share} (balanced)."
     other = ", otherwise the best other class by balanced" if len(classes) > 2 else ""
     return f"{called} ({rule}){other}."
 
