@@ -93,12 +93,13 @@ def test_limits_are_those_of_the_server() -> None:
 def test_speed_is_that_of_the_record() -> None:
     record = json.loads((Path(__file__).parents[1] / "benchmarks" / "records" / "serve.json").read_text())
     rows = dict(re.findall(r"^\| (.+?) \| (.+?) \|$", PAGE, flags=re.MULTILINE))
-    memory = record["memory_mb_by_block"]
+    memory, processor = record["memory_mb_by_block"], record["processor_ms_per_image"]
     assert (record["requests"], record["together"]) == (2000, 16)
-    assert list(rows.values())[list(rows).index("requests without an answer") - 3 :][:5] == [
+    assert list(rows.values())[list(rows).index("requests without an answer") - 3 :][:6] == [
         f"{record['ratio']}",
         f"{min(record['ratios'])} to {max(record['ratios'])}",
         f"{record['p50_seconds']:.3f} s, {record['p99_seconds']:.3f} s",
         f"{record['lost']}",
         f"{memory[0]} MB, {memory[-1]} MB",
+        f"{processor['engine']} ms, {processor['server']} ms",
     ]
