@@ -18,7 +18,7 @@ folder    seconds of whole commands on a folder of class folders, with a cache o
           another seed, and the prediction of five images. The second run and the prediction are repeated with the
           sources of another version in ``--peer``, such as the folder ``src`` of an older clone. Seconds of the
           processor (user and system) are given beside those of the clock, and the load of the machine as well.
-          ``arms`` are the seconds of each arm of a comparison on these features, in one process.
+          ``methods`` are the seconds of each method of a comparison on these features, in one process.
 
 The variants run in turns, and the figures are medians of the rounds.
 """
@@ -270,10 +270,10 @@ def folder(photos: Path, peer: Path | None) -> dict[str, Any]:
             found[f"predict 5 images, {name}"] = timed(
                 ["predict", f"{folder}/first", *few, "--out", f"{folder}/{name}-2.csv"], source, folder
             )
-        arms = f"compare {photos} --out {folder}/arms --methods quick,adapter --seeds 1 --workers 1 -q"
-        timed(arms.split(), versions["lopsided"], folder)
-        lines = map(json.loads, Path(folder, "arms", "records.jsonl").read_text().splitlines())
-        found["arms"] = {line["arm"]: line["seconds"] for line in lines}
+        methods = f"compare {photos} --out {folder}/methods --methods quick,adapter --seeds 1 --workers 1 -q"
+        timed(methods.split(), versions["lopsided"], folder)
+        lines = map(json.loads, Path(folder, "methods", "records.jsonl").read_text().splitlines())
+        found["methods"] = {line["compared_as"]: line["seconds"] for line in lines}
         found["help"] = timed(["--help"], versions["lopsided"], folder)
         for name in versions:
             for file in ("{}.csv", "{}-2.csv", "{}-second/model.safetensors", "{}-second/predictions.csv"):

@@ -18,7 +18,7 @@ predict   some hundred images, a few of them unreadable, over the answers of an 
 reproduce the local engine with two workers on six cells. A worker is killed, and later the driver or its whole process
           group; then the same command again. A cell that was finished when a kill fell must not be touched again, each
           cell must have one record in the end, and all files must be those of a sweep that was never killed.
-compare   the same for two arms over three folds of the same images.
+compare   the same for two methods over three folds of the same images.
 find      the images that predict has, killed and called again; the list and the page must be those of one call.
 
 Every write: the process kills itself before its k-th file operation (open for writing, truncate, fsync, rename, remove,

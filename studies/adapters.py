@@ -1,20 +1,20 @@
-"""Are contrastive heads on frozen features better than a logistic regression? Each arm against it on the same images.
+"""Are contrastive heads on frozen features better than a logistic regression? Each method against it, on equal images.
 
     python studies/adapters.py features DATA         # compute the features once; DATA is tops or isic
     python studies/adapters.py run DATA              # 12 seeds of the tops, or 3 draws of the folds of isic
     python studies/adapters.py run tops --seeds 100-105 --record FILE --set adapter.dropout=0.8   # other settings
     python studies/adapters.py summary               # the tables of the records, without computing anything
-    python studies/adapters.py pairs                 # arms against arms, over all proportions of the tops
+    python studies/adapters.py pairs                 # methods against methods, over all proportions of the tops
 
 ``tops`` draws 1,000 images of Fashion-MNIST as ``studies/frozen.py`` does: 700 of them train, and held-out images
 that the run has not drawn are evaluated. ``isic`` evaluates every image once, in five folds by lesion.
 
-The arms: ``regression`` is the recipe ``quick``, ``regression, calibrated`` is the same regression calibrated on
+The methods: ``regression`` is the recipe ``quick``, ``regression, calibrated`` is the same regression calibrated on
 left-out folds of the training images, as the heads are. ``CE``, ``CL``, ``ACL`` and ``AFCL`` are heads with the
 settings of the recipe ``adapter`` and this loss. ``+`` is the average of the logits of heads and of the calibrated
 regression, which is the recipe ``adapter`` with ``adapter.blend=0.5``. CE heads give their own logits.
 
-A line of the record holds all arms of a seed. A line that exists is not computed again. Features are kept in a file
+A line of the record holds all methods of a seed. A line that exists is not computed again. Features are kept in a file
 in the folder of --features (default: the current one).
 """
 
@@ -105,8 +105,8 @@ def head_logits(rows: Rows, recipe: Recipe, inputs: np.ndarray) -> np.ndarray:
     return joined.linear(outputs)
 
 
-def arms(rows: Rows, inputs: np.ndarray, seed: int, changes: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Return the logits of each arm for the features ``inputs``."""
+def methods(rows: Rows, inputs: np.ndarray, seed: int, changes: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the logits of each method for the features ``inputs``."""
     recipe = named_recipe("adapter").override(**{"seed": seed, "encoder.name": EMBEDDED_ENCODER} | changes)
     calibrated, fitted = fit_plain(rows, recipe)
     found = {BASE: inputs @ fitted.weight.T + fitted.bias, f"{BASE}, calibrated": calibrated(inputs)}
@@ -118,34 +118,37 @@ def arms(rows: Rows, inputs: np.ndarray, seed: int, changes: dict[str, Any]) -> 
 
 
 def tops(data: Any, scenario: str, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of each arm on one draw of the tops."""
+    """Return the figures of each method on one draw of the tops."""
     features, labels = data["features"], data["labels"]
     train, held_out = shared.draw_tops(labels, scenario, seed)
     prior = np.bincount(labels[train]) / len(train)
-    found = arms(Rows(features[train], labels[train], None, 2), features[held_out], seed, changes)
-    return {arm: shared.figures(logits - np.log(prior), labels[held_out]) for arm, logits in found.items()}
+    found = methods(Rows(features[train], labels[train], None, 2), features[held_out], seed, changes)
+    return {method: shared.figures(logits - np.log(prior), labels[held_out]) for method, logits in found.items()}
 
 
 def isic(data: Any, _: str, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of each arm in five folds by lesion."""
+    """Return the figures of each method in five folds by lesion."""
     features, labels, groups = data["features"], data["labels"], data["groups"]
     logits: dict[str, np.ndarray] = {}
     for train, rest in shared.folds_by_lesion(labels, groups, seed):
-        found = arms(Rows(features[train], labels[train], groups[train], 2), features[rest], seed, changes)
+        found = methods(Rows(features[train], labels[train], groups[train], 2), features[rest], seed, changes)
         prior = np.bincount(labels[train]) / len(train)
-        for arm, values in found.items():  # The prior differs between folds, so it is removed here.
-            logits.setdefault(arm, np.zeros((len(labels), 2)))[rest] = values - np.log(prior)
-    return {arm: shared.figures(values, labels) for arm, values in logits.items()}
+        for method, values in found.items():  # The prior differs between folds, so it is removed here.
+            logits.setdefault(method, np.zeros((len(labels), 2)))[rest] = values - np.log(prior)
+    return {method: shared.figures(values, labels) for method, values in logits.items()}
 
 
 def summary(path: Path) -> str:
-    """Return each arm's mean figures, and its difference to the regression with a paired 95 % interval."""
+    """Return each method's mean figures, and its difference to the regression with a paired 95 % interval."""
     rows = []
     settings = shared.nested(shared.read(path), ("data", "scenario"), "seed")
     for key, lines in sorted(settings.items(), key=lambda setting: (setting[0][0] != "tops", setting[0])):
-        arms = {arm: {s: line["arms"][arm] for s, line in lines.items()} for arm in next(iter(lines.values()))["arms"]}
-        for arm, runs in arms.items():
-            rows.append((*key, arm, len(runs), *shared.compared(runs, arms[BASE], "uwa", "auroc")))
+        methods = {
+            method: {s: line["methods"][method] for s, line in lines.items()}
+            for method in next(iter(lines.values()))["methods"]
+        }
+        for method, runs in methods.items():
+            rows.append((*key, method, len(runs), *shared.compared(runs, methods[BASE], "uwa", "auroc")))
     return shared.table(
         "data | proportions | method | runs | balanced accuracy | against regression | AUROC | against regression", rows
     )
@@ -155,13 +158,13 @@ PAIRS = (("ACL", "CL"), ("ACL +", "CL +"), ("AFCL", "ACL"), ("ACL +", BASE))
 
 
 def pairs(path: Path) -> str:
-    """Return paired differences of arms with 95 % intervals: at each proportion of the tops, and over all of them."""
+    """Return paired differences of methods with 95 % intervals: at each proportion of the tops, and over all."""
     lines = [line for line in shared.read(path) if line["data"] == "tops"]
     rows = []
     for one, other in PAIRS:
         for scenario in (*SCENARIOS, "all"):
-            found = [line["arms"] for line in lines if scenario in ("all", line["scenario"])]
-            gains = ([arms[one][name] - arms[other][name] for arms in found] for name in ("uwa", "auroc"))
+            found = [line["methods"] for line in lines if scenario in ("all", line["scenario"])]
+            gains = ([methods[one][name] - methods[other][name] for methods in found] for name in ("uwa", "auroc"))
             cells = [shared.shown(mean_interval(each), sign=True, digits=2) for each in gains]
             rows.append((f"{one} - {other}", scenario, len(found), *cells))
     return shared.table("difference | proportions | pairs | balanced accuracy | AUROC", rows)
@@ -194,7 +197,7 @@ def main() -> None:
         for seed in shared.seeds_of(given.seeds or ("0-11" if given.data == "tops" else "0-2"))
     )
     shared.compute_missing(
-        given.record, cells, lambda cell: {"arms": compute(data, cell["scenario"], cell["seed"], changes)}
+        given.record, cells, lambda cell: {"methods": compute(data, cell["scenario"], cell["seed"], changes)}
     )
 
 

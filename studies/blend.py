@@ -3,10 +3,10 @@
     python studies/blend.py ISIC [--first thorough]     # a comparison over folds that `lopsided compare` made
     python studies/blend.py                             # print the table of studies/records/blend.jsonl
 
-The arms of the comparison are averaged with the first one: the mean of the logarithms of their probabilities for the
+The methods of the comparison are averaged with the first one: the mean of the logarithms of their probabilities for the
 images of each fold, which no model of this fold has seen. Decisions are by the rule ``balanced``. Differences to the
-first arm are paired by fold, with the interval that is corrected for the overlap of folds. ISIC is the comparison of
-``studies/arms.py --isic`` with the arm ``thorough``.
+first method are paired by fold, with the interval that is corrected for the overlap of folds. ISIC is the comparison of
+``studies/from_scratch.py --isic`` with the method ``thorough``.
 """
 
 from __future__ import annotations
@@ -23,39 +23,46 @@ RECORD = shared.RECORDS / "blend.jsonl"
 
 
 def blend(folder: Path, first: str) -> list[dict[str, Any]]:
-    """Return the figures of each arm, and of its mean with the first arm, on each fold."""
+    """Return the figures of each method, and of its mean with the first method, on each fold."""
     folds: dict[int, dict[str, Any]] = {}
     for record, rows in shared.finished_cells(folder):
-        folds.setdefault(record["fold"]["fold"], {})[record["arm"]] = record, sorted(rows, key=lambda row: row["name"])
+        folds.setdefault(record["fold"]["fold"], {})[record["compared_as"]] = (
+            record,
+            sorted(rows, key=lambda row: row["name"]),
+        )
     lines = []
-    for fold, arms in sorted(folds.items()):
-        record, rows = arms[first]
+    for fold, methods in sorted(folds.items()):
+        record, rows = methods[first]
         classes = list(record["classes"])
         labels = np.array([classes.index(row["label"]) for row in rows])
         metrics = shared.read_json(folder / "cells" / record["cell"] / "metrics.json")
         size = {"fold": fold, "images": len(rows), "rest": record["fold"]["rest"]}
         scores = {
-            arm: np.log(np.maximum([[float(row[f"p:{name}"]) for name in classes] for row in own], 1e-12))
+            method: np.log(np.maximum([[float(row[f"p:{name}"]) for name in classes] for row in own], 1e-12))
             - np.log(metrics["decision"]["prior"])
-            for arm, (_, own) in arms.items()
+            for method, (_, own) in methods.items()
         }
-        for arm, found in scores.items():
-            lines.append({**size, "arm": arm, **shared.figures(found, labels)})
-            if arm != first:
+        for method, found in scores.items():
+            lines.append({**size, "method": method, **shared.figures(found, labels)})
+            if method != first:
                 both = (found + scores[first]) / 2
-                lines.append({**size, "arm": f"{first} + {arm}", **shared.figures(both, labels)})
+                lines.append({**size, "method": f"{first} + {method}", **shared.figures(both, labels)})
     return lines
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Return a row for each arm, with its paired difference to the first one."""
-    arms = shared.nested(lines, "arm", "fold")
-    first = next(arm for arm in arms if any(other.startswith(f"{arm} + ") for other in arms))
+    """Return a row for each method, with its paired difference to the first one."""
+    methods = shared.nested(lines, "method", "fold")
+    first = next(method for method in methods if any(other.startswith(f"{method} + ") for other in methods))
     overlap = fold_overlap([line["images"] for line in lines], [line["rest"] for line in lines])
-    means = {arm: np.mean([line["uwa"] for line in runs.values()]) for arm, runs in arms.items()}
+    means = {method: np.mean([line["uwa"] for line in runs.values()]) for method, runs in methods.items()}
     rows = (
-        (arm, len(arms[arm]), *shared.compared(arms[arm], arms[first], "uwa", "auroc", overlap=overlap))
-        for arm in sorted(arms, key=lambda arm: -means[arm])
+        (
+            method,
+            len(methods[method]),
+            *shared.compared(methods[method], methods[first], "uwa", "auroc", overlap=overlap),
+        )
+        for method in sorted(methods, key=lambda method: -means[method])
     )
     return shared.table(f"model | folds | balanced accuracy | minus {first} | AUROC | minus {first}", rows)
 
@@ -64,7 +71,7 @@ def main() -> None:
     """Write the record of a comparison, if one is given, and print the table."""
     parser = shared.parser(__doc__)
     parser.add_argument("comparison", type=Path, nargs="?", help="the folder of a comparison over folds")
-    parser.add_argument("--first", default="thorough", help="the arm that the others are averaged with")
+    parser.add_argument("--first", default="thorough", help="the method that the others are averaged with")
     given = parser.parse_args()
     if given.comparison is not None:
         shared.write_lines(RECORD, blend(given.comparison, given.first))

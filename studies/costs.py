@@ -3,12 +3,12 @@
     python studies/costs.py [--data tops|isic] [--resnet50 FILE]     # the missing lines of studies/records/costs.jsonl
     python studies/costs.py --table                                  # print the record
 
-Each arm is one process with an empty cache of features and two threads. ``tops`` are 1,000 images of Fashion-MNIST at
-98:2, of which 700 train and 300 are tested. ``isic`` are the 1,228 melanomas and dermatofibromas of ISIC 2018
+Each method is one process with an empty cache of features and two threads. ``tops`` are 1,000 images of Fashion-MNIST
+at 98:2, of which 700 train and 300 are tested. ``isic`` are the 1,228 melanomas and dermatofibromas of ISIC 2018
 ($LOPSIDED_DATA), of which 15 % are tested, by lesion. The comparison with the recipe ``quick``, which other recipes
-make, is left out. ``processor`` are the seconds of all threads, start-up and report data included, so that half of
-them divided by 60 is about the time in minutes of two idle cores. ``seconds`` is what the clock said, on a machine that
-may have been busy. ``memory`` is the peak in MiB.
+make, is left out. ``processor`` are the seconds of all threads, start-up and report data included, so that half of them
+divided by 60 is about the time in minutes of two idle cores. ``seconds`` is what the clock said, on a machine that may
+have been busy. ``memory`` is the peak in MiB.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import shared
 
 RECORD = shared.RECORDS / "costs.jsonl"
-ARMS = Path(__file__).parent / "arms"
+RECIPES = Path(__file__).parent / "recipes"
 NAMED = ("quick", "thorough", "adapter", "fine-tune")
 LOSSES = ("ce", "weighted-ce", "cl", "afcl")
 FILES = ("bcl", "supmin", "ce-sam", "ce-mixup-crt")
@@ -32,19 +32,19 @@ DATA = {
     "tops": ["fashion-mnist-tops", "scenario=98:2,total=1000", "split=stratified", "test=0.3"],
     "isic": ["isic2018", "split=group", 'data.classes=["MEL", "DF"]'],
 }
-BASES = {"tops": ARMS / "base.toml", "isic": ARMS / "isic.toml"}
+BASES = {"tops": RECIPES / "base.toml", "isic": RECIPES / "isic.toml"}
 
 
 def commands(data: str, resnet50: str | None) -> dict[str, list[str]]:
-    """Return the arguments of ``lopsided fit`` for each arm."""
+    """Return the arguments of ``lopsided fit`` for each method."""
     found = {name: ["--recipe", name] for name in NAMED}
     found["adapter blend"] = ["--recipe", "adapter", "adapter.blend=0.5"]
     if resnet50 is not None:
         found["resnet50"] = ["--recipe", "quick", "--encoder", "resnet50", f"weights={resnet50}"]
     found |= {loss: ["--recipe", str(BASES[data]), "--loss", loss] for loss in LOSSES}
     if data == "tops":
-        found |= {name: ["--recipe", str(ARMS / f"{name}.toml")] for name in FILES}
-    return {arm: [*DATA[data], *own, "compare_quick=false"] for arm, own in found.items()}
+        found |= {name: ["--recipe", str(RECIPES / f"{name}.toml")] for name in FILES}
+    return {method: [*DATA[data], *own, "compare_quick=false"] for method, own in found.items()}
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
@@ -63,23 +63,23 @@ def measure(arguments: list[str]) -> dict[str, Any]:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Return a row for each arm."""
-    rows = ((line["data"], line["arm"], f"{line['processor'] / 120:.1f}", f"{line['memory']:,}") for line in lines)
+    """Return a row for each method."""
+    rows = ((line["data"], line["method"], f"{line['processor'] / 120:.1f}", f"{line['memory']:,}") for line in lines)
     return shared.table("data | method | minutes of two cores | peak memory, MiB", rows)
 
 
 def main() -> None:
-    """Measure the arms that the record does not hold, and print it."""
+    """Measure the methods that the record does not hold, and print it."""
     parser = shared.parser(__doc__)
     parser.add_argument("--data", choices=sorted(DATA))
-    parser.add_argument("--arms", help="separated by commas; default: all")
+    parser.add_argument("--methods", help="separated by commas; default: all")
     parser.add_argument("--resnet50", help="a file of ImageNet weights")
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     for data in [] if given.table else [given.data] if given.data else list(DATA):
         wanted = commands(data, given.resnet50)
-        cells = ({"data": data, "arm": arm} for arm in (given.arms.split(",") if given.arms else wanted))
-        shared.compute_missing(RECORD, cells, lambda cell, wanted=wanted: measure(wanted[cell["arm"]]))
+        cells = ({"data": data, "method": method} for method in (given.methods.split(",") if given.methods else wanted))
+        shared.compute_missing(RECORD, cells, lambda cell, wanted=wanted: measure(wanted[cell["method"]]))
     print(table(shared.read(RECORD)))
 
 

@@ -30,7 +30,7 @@ from thresholds import highest_uwa
 
 Floats = npt.NDArray[np.float64]
 UNIFORM = ("weighted-ce",)
-"""The arms whose probabilities carry a uniform prior."""
+"""The methods whose probabilities carry a uniform prior."""
 
 
 def main() -> None:
@@ -55,15 +55,15 @@ def main() -> None:
 def line_of(run: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return the line of one run."""
     study, rest = run.split("-", 1)
-    arm, majority, minority, seed = rest.rsplit("-", 3)
+    method, majority, minority, seed = rest.rsplit("-", 3)
     counts = content["counts"]
-    weights = 1 / counts if arm in UNIFORM else None
+    weights = 1 / counts if method in UNIFORM else None
     prior = prior_of(counts, weights)
     uwa: dict[str, float] = {}
     if study == "rules":
         uwa = _by_rule(content, prior)
     else:
-        if arm != "ce":  # Its linear layer is trained on balanced batches.
+        if method != "ce":  # Its linear layer is trained on balanced batches.
             prior = (0.5, 0.5)
         balanced = resolve("balanced", shared.TOPS, prior)
         labels = content["held_labels"]
@@ -75,7 +75,7 @@ def line_of(run: str, content: dict[str, Any]) -> dict[str, Any]:
                 held, val = content[f"held_{epoch}"], content["val_logits"][epoch]
             change = fit_calibration(HeldBack(_softmax(val), content["val_labels"]), prior)
             uwa[name] = balanced_accuracy_score(labels, balanced.decide(change(_softmax(held))))
-    found = {"run": run, "study": study, "arm": arm, "scenario": f"{majority}:{minority}", "seed": int(seed)}
+    found = {"run": run, "study": study, "method": method, "scenario": f"{majority}:{minority}", "seed": int(seed)}
     return {**found, "uwa": {name: round(100 * value, 3) for name, value in uwa.items()}}
 
 
@@ -111,10 +111,10 @@ def _softmax(logits: npt.NDArray[np.floating[Any]]) -> Floats:
 
 
 def rules_table(lines: Sequence[dict[str, Any]]) -> str:
-    """Return the table of the study ``rules``: one row per arm and scenario."""
+    """Return the table of the study ``rules``: one row per method and scenario."""
     rules, rows = list(lines[0]["uwa"]) if lines else [], []
     for cell in _cells(lines):
-        runs = [line["uwa"] for line in lines if (line["scenario"], line["arm"]) == cell]
+        runs = [line["uwa"] for line in lines if (line["scenario"], line["method"]) == cell]
         means = (mean_interval([uwa[rule] for uwa in runs]) for rule in rules)
         rows.append((*cell, len(runs), *map(shared.shown, means)))
     heads = [rule.replace("UWA", "balanced accuracy") for rule in rules]
@@ -126,16 +126,18 @@ def epochs_table(lines: Sequence[dict[str, Any]]) -> str:
     cells, rows = _cells(lines), []
     for rule in lines[0]["uwa"] if lines else ():
         means = [
-            mean_interval([line["uwa"][rule] for line in lines if (line["scenario"], line["arm"]) == cell])
+            mean_interval([line["uwa"][rule] for line in lines if (line["scenario"], line["method"]) == cell])
             for cell in cells
         ]
         gap = paired_difference(*([line["uwa"][name] for line in lines] for name in (rule, "last")))
         rows.append((rule, *map(shared.shown, means), "" if rule == "last" else shared.shown(gap, sign=True)))
-    return shared.table(f"epoch | {' | '.join(f'{arm}, {scenario}' for scenario, arm in cells)} | less last", rows)
+    return shared.table(
+        f"epoch | {' | '.join(f'{method}, {scenario}' for scenario, method in cells)} | less last", rows
+    )
 
 
 def _cells(lines: Iterable[dict[str, Any]]) -> list[tuple[str, str]]:
-    return sorted({(line["scenario"], line["arm"]) for line in lines})
+    return sorted({(line["scenario"], line["method"]) for line in lines})
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 """Which recipe? The records of the study, of the methods from scratch and of fine-tuning, side by side.
 
-    python studies/evidence.py table        # every arm on every data set: UWA, AUROC, minutes, memory
+    python studies/evidence.py table        # every method on every data set: UWA, AUROC, minutes, memory
     python studies/evidence.py against      # what `fit` takes against losses from scratch, on the same draws
     python studies/evidence.py figure       # docs/figures/costs.svg: UWA against minutes of two cores
     python studies/evidence.py page         # write all tables of docs/recipe-tables.md anew
 
 It computes nothing that is not in ``studies/records``: ``study.jsonl`` (studies/study.py), ``methods.jsonl`` and
-its siblings (studies/arms.py), ``fine_tune.jsonl`` (studies/fine_tune.py) and ``costs.jsonl``
-(studies/costs.py). An arm from scratch or fine-tuned without a line in ``costs.jsonl`` has half the seconds of its
+its siblings (studies/from_scratch.py), ``fine_tune.jsonl`` (studies/fine_tune.py) and ``costs.jsonl``
+(studies/costs.py). A method from scratch or fine-tuned without a line in ``costs.jsonl`` has half the seconds of its
 runs, which had one thread each, for its minutes. Peers and ``plain features`` have those of ``quick``, because the
-features take almost all of their time, arms without pixels those of their recipe, and heads those of ``adapter`` or
-``adapter`` with a blend. Other frozen arms have none.
+features take almost all of their time, methods without pixels those of their recipe, and heads those of ``adapter`` or
+``adapter`` with a blend. Other frozen methods have none.
 
 Draws of the tops are the same images in all records, and differences are paired by draw. On ISIC, the methods from
 scratch and ``quick`` are paired by fold of one comparison, with the interval that is corrected for overlapping folds.
@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import arms as methods
 import blend
 import costs
 import fine_tune
+import from_scratch
 import lesions
 import shared
 import study
@@ -68,11 +68,11 @@ PANELS = {
 
 @dataclass(frozen=True)
 class Line:
-    """The figures of one arm on one draw, in percent."""
+    """The figures of one method on one draw, in percent."""
 
     setting: str
     group: str
-    arm: str
+    method: str
     draw: int
     uwa: float
     auroc: float
@@ -89,51 +89,51 @@ def _study() -> Iterable[Line]:
     for line in shared.read(study.RECORD):
         name = {"tops": f"tops {line['cell']}", "isic": "isic", "fashion": "ten classes", "few": f"isic {line['cell']}"}
         name["seven"] = "isic, seven classes"
-        arm = line["arm"]
-        group = "peers" if arm in study.PEERS else "heads" if arm.removesuffix(" +") in study.HEADS else "frozen"
-        yield Line(name[line["data"]], group, arm, line["seed"], line["uwa"], line["auroc"])
+        method = line["method"]
+        group = "peers" if method in study.PEERS else "heads" if method.removesuffix(" +") in study.HEADS else "frozen"
+        yield Line(name[line["data"]], group, method, line["seed"], line["uwa"], line["auroc"])
 
 
 def _methods() -> Iterable[Line]:
-    for line in methods.read_fashion():
-        found = methods.figures(line)
+    for line in from_scratch.read_fashion():
+        found = from_scratch.figures(line)
         setting = "ten classes" if line["scenario"].startswith("long-tail") else f"tops {line['scenario']}"
         shown = (found["balanced"], found["auroc"], line["seconds"])
-        yield Line(setting, "from scratch", line["arm"], line["seed"], *shown)
+        yield Line(setting, "from scratch", line["compared_as"], line["seed"], *shown)
 
 
 def _methods_isic() -> Iterable[Line]:
-    for line in methods.read(methods.RECORD_ISIC):
-        found = methods.figures(line)
+    for line in from_scratch.read(from_scratch.RECORD_ISIC):
+        found = from_scratch.figures(line)
         group = "from scratch" if line["weights"] == "none" else "frozen"
         overlap = fold_overlap([line["test"]["images"]], [line["fold"]["rest"]])
         shown = (found["balanced"], found["auroc"], line["seconds"] if group == "from scratch" else None)
-        yield Line("isic by fold", group, line["arm"], line["fold"]["fold"], *shown, overlap)
+        yield Line("isic by fold", group, line["compared_as"], line["fold"]["fold"], *shown, overlap)
 
 
 def _fine_tuned() -> Iterable[Line]:
     for line in shared.read(fine_tune.RECORD):
-        if line["seed"] >= 100 or line["arm"] in fine_tune.FROZEN:
+        if line["seed"] >= 100 or line["method"] in fine_tune.FROZEN:
             continue
         setting = f"tops {line['scenario']}" if line["data"] == "tops" else "isic"
         draw = line["seed"] if line["data"] == "tops" else int(line["scenario"].split()[1])
-        yield Line(setting, "fine-tuned", line["arm"], draw, line["uwa"], line["auroc"], 60 * line["minutes"])
+        yield Line(setting, "fine-tuned", line["method"], draw, line["uwa"], line["auroc"], 60 * line["minutes"])
 
 
-def _by_arm(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
+def _by_method(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
     found: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
-        found.setdefault((line.group, line.arm), []).append(line)
+        found.setdefault((line.group, line.method), []).append(line)
     return found
 
 
-def cost_of(setting: str, arm: str, lines: Sequence[Line]) -> tuple[float | None, int | None]:
+def cost_of(setting: str, method: str, lines: Sequence[Line]) -> tuple[float | None, int | None]:
     """Return minutes of two cores and the peak memory in MiB, where the records have them."""
     data, first = setting.split(maxsplit=1)[0], lines[0].group
-    same = "quick" if first == "peers" or arm == "plain features" else arm.removesuffix(study.WITHOUT)
+    same = "quick" if first == "peers" or method == "plain features" else method.removesuffix(study.WITHOUT)
     if first == "heads":
-        same = "adapter blend" if arm.endswith("+") else "adapter"
-    known = {(line["data"], line["arm"]): line for line in shared.read(costs.RECORD)}
+        same = "adapter blend" if method.endswith("+") else "adapter"
+    known = {(line["data"], line["method"]): line for line in shared.read(costs.RECORD)}
     if (line := known.get((data, same))) is not None:
         return line["processor"] / 120, line["memory"]
     seconds = [line.seconds for line in lines if line.seconds is not None]
@@ -146,15 +146,15 @@ def mean(lines: Sequence[Line], name: str) -> Figure:
 
 
 def table() -> str:
-    """Return a row for every arm and setting, the highest UWA first."""
+    """Return a row for every method and setting, the highest UWA first."""
     rows, everything = [], gather()
     for setting in SETTINGS:
-        found = _by_arm(line for line in everything if line.setting == setting)
-        for (group, arm), lines in sorted(found.items(), key=lambda item: -mean(item[1], "uwa").value):
-            minutes, memory = cost_of(setting, arm, lines)
+        found = _by_method(line for line in everything if line.setting == setting)
+        for (group, method), lines in sorted(found.items(), key=lambda item: -mean(item[1], "uwa").value):
+            minutes, memory = cost_of(setting, method, lines)
             means = [shared.shown(mean(lines, name)) for name in ("uwa", "auroc")]
             costs = ["" if minutes is None else f"{minutes:.1f}", "" if memory is None else f"{memory:,}"]
-            rows.append((setting, arm, group, len(lines), *means, *costs))
+            rows.append((setting, method, group, len(lines), *means, *costs))
     return shared.table(
         "data | method | kind | runs | balanced accuracy | AUROC | minutes of two cores | peak memory, MiB", rows
     )
@@ -164,14 +164,15 @@ def against() -> str:
     """Return the paired differences of the frozen recipes to losses from scratch, adjusted for their number."""
     lines, pairs, rows = gather(), [], []
     for setting in ("tops 90:10", "tops 95:5", "tops 98:2", "ten classes", "isic by fold"):
-        arms = {
-            arm: {x.draw: x for x in own} for (_, arm), own in _by_arm(x for x in lines if x.setting == setting).items()
+        methods = {
+            method: {x.draw: x for x in own}
+            for (_, method), own in _by_method(x for x in lines if x.setting == setting).items()
         }
         for recipe in ("thorough", "quick"):
             for other in SCRATCH:
-                both = sorted(arms.get(recipe, {}).keys() & arms.get(other, {}).keys())
+                both = sorted(methods.get(recipe, {}).keys() & methods.get(other, {}).keys())
                 if len(both) > 1:
-                    pairs.append((setting, recipe, other, [(arms[recipe][d], arms[other][d]) for d in both]))
+                    pairs.append((setting, recipe, other, [(methods[recipe][d], methods[other][d]) for d in both]))
     for setting, recipe, other, both in pairs:
         cells = []
         for name in ("uwa", "auroc"):
@@ -202,14 +203,19 @@ def draw_figure(path: Path) -> None:
     fig, axes = plt.subplots(1, 2, figsize=(11, 5))
     for axis, (title, settings) in zip(axes, PANELS.items(), strict=True):
         points = sorted(_points(settings), key=lambda point: point[1] in NAMED)
-        for _, arm, minutes, figure in points:
-            shade, place = NAMED.get(arm, ("#c3c9d0", None))
+        for _, method, minutes, figure in points:
+            shade, place = NAMED.get(method, ("#c3c9d0", None))
             bars = [[figure.value - figure.low], [figure.high - figure.value]]
-            size, width = (7, 1.4) if arm in NAMED else (4, 0.6)
+            size, width = (7, 1.4) if method in NAMED else (4, 0.6)
             axis.errorbar([minutes], [figure.value], bars, fmt="o", markersize=size, color=shade, elinewidth=width)
             if place is not None:
                 axis.annotate(
-                    arm, (minutes, figure.value), xytext=place, textcoords="offset points", color=shade, weight="bold"
+                    method,
+                    (minutes, figure.value),
+                    xytext=place,
+                    textcoords="offset points",
+                    color=shade,
+                    weight="bold",
                 )
         axis.set(xscale="log", title=title, xlabel="minutes of two cores, from images to model")
         axis.set(ylabel="balanced accuracy, %")
@@ -224,20 +230,20 @@ def draw_figure(path: Path) -> None:
 
 
 def _points(settings: Sequence[str]) -> list[tuple[str, str, float, Figure]]:
-    """Return group, arm, minutes and UWA of the arms; an arm of an earlier setting is not repeated.
+    """Return group, method, minutes and UWA of the methods; a method of an earlier setting is not repeated.
 
     The interval is left out if there are fewer than three runs.
     """
     points, seen, everything = [], set(), gather()
     for setting in settings:
-        for (group, arm), lines in _by_arm(line for line in everything if line.setting == setting).items():
-            minutes, _ = cost_of(setting, arm, lines)
-            if minutes is not None and arm not in seen:
-                seen.add(arm)
+        for (group, method), lines in _by_method(line for line in everything if line.setting == setting).items():
+            minutes, _ = cost_of(setting, method, lines)
+            if minutes is not None and method not in seen:
+                seen.add(method)
                 found = mean(lines, "uwa")
                 # The interval of two runs would fill the panel.
                 alone = replace(found, low=found.value, high=found.value)
-                points.append((group, arm, minutes, found if len(lines) > 2 else alone))
+                points.append((group, method, minutes, found if len(lines) > 2 else alone))
     return points
 
 
@@ -245,9 +251,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "short": lambda: study.short(study.RECORD),
     "against": against,
     "study": lambda: study.summary(study.RECORD),
-    "methods": lambda: methods.table(methods.read_fashion()),
-    "eta": lambda: methods.pairs_table(methods.read_fashion()),
-    "isic": lambda: methods.isic_table(methods.read(methods.RECORD_ISIC)),
+    "methods": lambda: from_scratch.table(from_scratch.read_fashion()),
+    "eta": lambda: from_scratch.pairs_table(from_scratch.read_fashion()),
+    "isic": lambda: from_scratch.isic_table(from_scratch.read(from_scratch.RECORD_ISIC)),
     "blend": lambda: blend.table(shared.read(blend.RECORD)),
     "lesions": lesions.table,
     "all": table,

@@ -13,7 +13,7 @@ against label 1, both types, or ``isic`` with the folder ISIC2018 of the officia
 dermatofibroma. ``cells`` gives three sets: all, mono and poly.
 
 In each repeat, two thirds of the frequent images are for training, with the first k of the shuffled rare images; all
-others are for testing. Every arm gets the same features, those of the recipe few. AUROC and the recall at 5 % false
+others are for testing. Every method gets the same features, those of the recipe few. AUROC and the recall at 5 % false
 alarms among the test images are in per cent. How the strength of the regression depends on the number of rare images
 and on their distance was chosen on splits 100 to 103 (records/few_choice.jsonl), so not on those of the record, but on
 other splits of the same images.
@@ -169,7 +169,7 @@ def figures(normal: Floats, rare: Floats) -> dict[str, float]:
 
 
 def compute(images: Images, num_rare: int, seed: int) -> dict[str, Any]:
-    """Return the figures of all arms in one repeat."""
+    """Return the figures of all methods in one repeat."""
     train, seen, normal, rare = images.split(seed, num_rare)
     x, tested = images.x, np.concatenate([normal, rare])
     scores = _ours(images, train, seen, tested, fit_distance(x[train], images.read))
@@ -186,7 +186,7 @@ def compute(images: Images, num_rare: int, seed: int) -> dict[str, Any]:
         scores["regression"] = x[tested] @ (fitted.weight[1] - fitted.weight[0])
         other = {}
     cut = len(normal)
-    return {"arms": {name: figures(s[:cut], s[cut:]) for name, s in scores.items()} | other}
+    return {"methods": {name: figures(s[:cut], s[cut:]) for name, s in scores.items()} | other}
 
 
 def compute_choice(images: Images, num_rare: int, seed: int) -> dict[str, Any]:
@@ -201,8 +201,8 @@ def compute_choice(images: Images, num_rare: int, seed: int) -> dict[str, Any]:
     found: dict[str, dict[str, float]] = {"auroc": {}, "recall": {}}
     for strength in STRENGTHS:
         scores = _ours(images, train, seen, tested, distance, strength)
-        for arm, name in (("distance", "distance"), ("few", f"{strength:g}")):
-            for figure, value in figures(scores[arm][:cut], scores[arm][cut:]).items():
+        for method, name in (("distance", "distance"), ("few", f"{strength:g}")):
+            for figure, value in figures(scores[method][:cut], scores[method][cut:]).items():
                 found[figure][name] = value
     return {"rank": round(100 * float(np.mean(ranks)), 2), **found}
 
@@ -241,7 +241,7 @@ def compute_recipe_quick(images: Images, num_rare: int, seed: int) -> dict[str, 
     rows, labels = np.concatenate([train, seen]), np.repeat([0, 1], [len(train), num_rare])
     fitted = fit_regression(x[rows], labels, 2, importance=images.quick["importance"], seed=seed, parts=parts)
     scores = x[np.concatenate([normal, rare])] @ (fitted.weight[1] - fitted.weight[0])
-    return {"arms": {"quick": figures(scores[: len(normal)], scores[len(normal) :])}}
+    return {"methods": {"quick": figures(scores[: len(normal)], scores[len(normal) :])}}
 
 
 def compute_patchcore(images: Images, seed: int) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def compute_patchcore(images: Images, seed: int) -> dict[str, Any]:
     assert images.maps is not None, "Compute features with --maps first."
     train, _, normal, rare = images.split(seed, 0)
     scores = _patchcore(images.maps, train, np.concatenate([normal, rare]), seed)
-    return {"arms": {"PatchCore": figures(scores[: len(normal)], scores[len(normal) :])}}
+    return {"methods": {"PatchCore": figures(scores[: len(normal)], scores[len(normal) :])}}
 
 
 def _patchcore(maps: Floats, train: Floats, tested: Floats, seed: int) -> Floats:
@@ -285,21 +285,23 @@ def cells(repeats: int, name: str) -> Iterator[Line]:
 
 
 def table(lines: list[Line], data: str, figure: str) -> str:
-    """Return the means of a figure over the repeats as a table, one row per arm."""
+    """Return the means of a figure over the repeats as a table, one row per method."""
     own = [line for line in lines if line["data"] == data]
-    arms = dict.fromkeys(arm for line in own for arm in line["arms"])
+    methods = dict.fromkeys(method for line in own for method in line["methods"])
     rows = []
-    for arm in arms:
-        row = [arm]
+    for method in methods:
+        row = [method]
         for num in RARE:
-            values = [line["arms"][arm][figure] for line in own if line["rare"] == num and arm in line["arms"]]
+            values = [
+                line["methods"][method][figure] for line in own if line["rare"] == num and method in line["methods"]
+            ]
             row.append(_mean(values))
         rows.append(row)
     return shared.table(" | ".join([f"{data}: {figure}", *map(str, RARE)]), rows)
 
 
 NAMES = {"cells": "solar cells", "isic": "skin lesions"}
-ARMS = {"few": "`few`", "distance": "distance", "regression": "regression", "quick": "`quick`, five splits",
+METHODS = {"few": "`few`", "distance": "distance", "regression": "regression", "quick": "`quick`, five splits",
         "one-class SVM": "one-class SVM", "isolation forest": "isolation forest",
         "PatchCore": "bank of patches, three splits"}  # fmt: skip
 
@@ -308,9 +310,9 @@ def page_table(lines: list[Line], figure: str) -> str:
     """Return the table of the docs: the means of a figure for both data sets."""
     rows = []
     for data, title in NAMES.items():
-        for arm, name in ARMS.items():
-            found = {num: [line["arms"][arm][figure] for line in lines
-                           if (line["data"], line["rare"]) == (data, num) and arm in line["arms"]]
+        for method, name in METHODS.items():
+            found = {num: [line["methods"][method][figure] for line in lines
+                           if (line["data"], line["rare"]) == (data, num) and method in line["methods"]]
                      for num in RARE}  # fmt: skip
             rows.append([f"{title}: {name}", *(_mean(values) for values in found.values())])
     return shared.table(" | ".join(["rare training images", *map(str, RARE)]), rows)
@@ -321,7 +323,9 @@ def choice_table(lines: list[Line], data: str, figure: str) -> str:
     own = [line for line in lines if line["data"] == data]
     by_rare = [[line for line in own if line["rare"] == num] for num in RARE[1:]]
     rows = [["mean rank of the rare training images", *(_mean([line["rank"] for line in each]) for each in by_rare)]]
-    rows += [[arm, *(_mean([line[figure][arm] for line in each]) for each in by_rare)] for arm in own[0][figure]]
+    rows += [
+        [method, *(_mean([line[figure][method] for line in each]) for each in by_rare)] for method in own[0][figure]
+    ]
     return shared.table(" | ".join([f"{data}: {figure} by strength C", *map(str, RARE[1:])]), rows)
 
 

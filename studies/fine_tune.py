@@ -1,7 +1,7 @@
 """How good is a fine-tuned encoder, against frozen features on the same images?
 
     python studies/fine_tune.py isic                     # melanoma against dermatofibroma, $LOPSIDED_DATA
-    python studies/fine_tune.py isic --arms "logit-adjusted;CL;AFCL"
+    python studies/fine_tune.py isic --methods "logit-adjusted;CL;AFCL"
     python studies/fine_tune.py tops                     # Fashion-MNIST tops at 98:2 and 90:10
     python studies/fine_tune.py tune                     # the candidates, on other seeds
     python studies/fine_tune.py summary                  # the tables of the records, without computing anything
@@ -14,8 +14,8 @@ fourth held-out image.
 
 Each line of the record is one run. A line that exists is not computed again, and ``--minutes`` stops after a run that
 ends later than this. ``uwa`` is that of the rule ``balanced``, and ``hits`` are the right decisions per class. One
-thread computes a run, and ``minutes`` are those of the processor. All arms of a run share the activations of the frozen
-blocks, and the time of these counts for each of them.
+thread computes a run, and ``minutes`` are those of the processor. All methods of a run share the activations of the
+frozen blocks, and the time of these counts for each of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FOLDS = 5
 CONTRASTIVE = {"encoder_training.batch_size": 16, "encoder_training.views": 2, "encoder_training.sampler": "balanced"}
 """Two views of each image, the same number of views per step, and no batch without a rare image."""
 FROZEN = ("quick", "thorough", "quick without pixels")
-ARMS: dict[str, dict[str, Any]] = {
+METHODS: dict[str, dict[str, Any]] = {
     "quick": {},
     "thorough": {},
     "quick without pixels": {"encoder.name": named_recipe("fine-tune").encoder.name},
@@ -63,13 +63,13 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 """Changes of the recipe ``fine-tune`` by name, or of the recipe whose name ``FROZEN`` begins with."""
 LOSSES = ("logit-adjusted", "CL", "AFCL")
-"""Arms with another loss. They are no candidates. BCL has a cosine classifier, which cannot be fine-tuned."""
+"""Methods with another loss. They are no candidates. BCL has a cosine classifier, which cannot be fine-tuned."""
 
 
-def recipe_of(arm: str, changes: dict[str, Any]) -> Recipe:
-    """Return the recipe of an arm with further changes."""
-    base = named_recipe(arm.split(maxsplit=1)[0] if arm in FROZEN else "fine-tune")
-    return base.override(**ARMS[arm]).override(**{"threads": 1, "compare_quick": False, **changes})
+def recipe_of(method: str, changes: dict[str, Any]) -> Recipe:
+    """Return the recipe of a method with further changes."""
+    base = named_recipe(method.split(maxsplit=1)[0] if method in FROZEN else "fine-tune")
+    return base.override(**METHODS[method]).override(**{"threads": 1, "compare_quick": False, **changes})
 
 
 def judged(found: Predictions) -> dict[str, Any]:
@@ -82,14 +82,14 @@ def judged(found: Predictions) -> dict[str, Any]:
 
 
 class Shared:
-    """Activations of one run at a time, computed once for all arms with the same views and the same frozen blocks."""
+    """Activations of one run at a time, computed once for all methods with the same views and frozen blocks."""
 
     def __init__(self) -> None:
         self._run: object = None
         self._augment: object = None
         self._found: dict[tuple[Any, ...], tuple[Any, float]] = {}
         self.seconds = 0.0
-        """Seconds that the activations of the last arm took when they were computed, if another arm computed them."""
+        """Seconds that the activations of the last method took, if another method computed them."""
 
     @contextmanager
     def of(self, run: object) -> Iterator[None]:
@@ -129,25 +129,25 @@ class Shared:
 SHARED = Shared()
 
 
-def tops(arm: str, scenario: str, seed: int, part: int = 1) -> dict[str, Any]:
-    """Run an arm on one draw of the tops, and evaluate every image whose number ``part`` divides."""
-    recipe = recipe_of(arm, shared.tops_fields(scenario, seed))
+def tops(method: str, scenario: str, seed: int, part: int = 1) -> dict[str, Any]:
+    """Run a method on one draw of the tops, and evaluate every image whose number ``part`` divides."""
+    recipe = recipe_of(method, shared.tops_fields(scenario, seed))
     source, held_out = Sources().open(recipe)
     assert held_out is not None
     return SHARED.timed(recipe, source, held_out.subset(np.arange(0, len(held_out), part)))
 
 
-def isic(arm: str, fold: int, seed: int) -> dict[str, Any]:
-    """Run an arm on four of five folds by lesion and evaluate it on the remaining fold."""
+def isic(method: str, fold: int, seed: int) -> dict[str, Any]:
+    """Run a method on four of five folds by lesion and evaluate it on the remaining fold."""
     source = open_source("isic2018", classes=shared.LESIONS)
     assert source.groups is not None
     train, rest = shared.folds_by_lesion(source.labels, source.groups, seed)[fold]
-    recipe = recipe_of(arm, {"seed": seed, "data.test": 0.0})
+    recipe = recipe_of(method, {"seed": seed, "data.test": 0.0})
     return SHARED.timed(recipe, source.subset(train), source.subset(rest))
 
 
-def cells(what: str, arms: list[str], number: int) -> list[dict[str, Any]]:
-    """Return the lines to compute, all arms of a seed before the next seed."""
+def cells(what: str, methods: list[str], number: int) -> list[dict[str, Any]]:
+    """Return the lines to compute, all methods of a seed before the next seed."""
     first = 100 if what == "tune" else 0
     runs = [{"data": "isic", "scenario": f"fold {fold + 1}", "seed": first} for fold in range(number)]
     if what == "tune":
@@ -160,29 +160,29 @@ def cells(what: str, arms: list[str], number: int) -> list[dict[str, Any]]:
             for seed in range(first, first + number)
             for scenario in SCENARIOS
         ]
-    return [{**run, "arm": arm} for run in runs for arm in arms]
+    return [{**run, "method": method} for run in runs for method in methods]
 
 
 def summary(path: Path) -> str:
-    """Return the means of the arms with 95 % intervals over the runs, and of the difference to the default."""
+    """Return the means of the methods with 95 % intervals over the runs, and of the difference to the default."""
     tables = []
     for is_tuning in (False, True):
         lines = [line for line in shared.read(path) if (line["seed"] >= 100) == is_tuning]
         for line in lines:
             line["setting"] = line["data"] if line["data"] == "isic" else f"{line['data']} {line['scenario']}"
         rows = []
-        for setting, arms in sorted(shared.nested(lines, "setting", "arm", ("scenario", "seed")).items()):
-            for arm, runs in sorted(arms.items(), key=lambda item: list(ARMS).index(item[0])):
+        for setting, methods in sorted(shared.nested(lines, "setting", "method", ("scenario", "seed")).items()):
+            for method, runs in sorted(methods.items(), key=lambda item: list(METHODS).index(item[0])):
                 cells = [
                     cell
                     for name in ("uwa", "auroc")
                     for cell in (
                         shared.shown(mean_interval([line[name] for line in runs.values()])),
-                        shared.minus(runs, arms.get("quick", {}), name),
+                        shared.minus(runs, methods.get("quick", {}), name),
                     )
                 ]
                 minutes = statistics.median(line["minutes"] for line in runs.values())
-                rows.append((setting, arm, len(runs), *cells, f"{minutes:.1f}"))
+                rows.append((setting, method, len(runs), *cells, f"{minutes:.1f}"))
         if rows:
             tables.append(
                 shared.table(
@@ -197,14 +197,14 @@ def main() -> None:
     parser = shared.parser(__doc__)
     parser.add_argument("what", choices=["tops", "isic", "tune", "summary"])
     parser.add_argument("--number", type=int, default=None, help="seeds, or folds of isic")
-    parser.add_argument("--arms", default=None, help="names of ARMS, separated by semicolons")
+    parser.add_argument("--methods", default=None, help="names of METHODS, separated by semicolons")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--record", type=Path, default=RECORD)
     arguments = parser.parse_args()
     usual = ["quick", "quick without pixels", "fine-tune"]
     if arguments.what == "tune":
-        usual = [arm for arm in ARMS if arm not in LOSSES and arm not in FROZEN[1:]]
-    arms = arguments.arms.split(";") if arguments.arms else usual
+        usual = [method for method in METHODS if method not in LOSSES and method not in FROZEN[1:]]
+    methods = arguments.methods.split(";") if arguments.methods else usual
     number = arguments.number or {"tops": 3, "isic": FOLDS, "tune": 1, "summary": 0}[arguments.what]
     end = time.perf_counter() + 60 * arguments.minutes
     part = 4 if arguments.what == "tune" else 1
@@ -212,10 +212,10 @@ def main() -> None:
     def compute(cell: dict[str, Any]) -> dict[str, Any]:
         with SHARED.of((cell["data"], cell["scenario"], cell["seed"])):
             if cell["data"] == "isic":
-                return isic(cell["arm"], int(cell["scenario"].split()[1]) - 1, cell["seed"])
-            return tops(cell["arm"], cell["scenario"], cell["seed"], part)
+                return isic(cell["method"], int(cell["scenario"].split()[1]) - 1, cell["seed"])
+            return tops(cell["method"], cell["scenario"], cell["seed"], part)
 
-    wanted = cells(arguments.what, arms, number) if number else []
+    wanted = cells(arguments.what, methods, number) if number else []
     shared.compute_missing(arguments.record, takewhile(lambda _: time.perf_counter() < end, wanted), compute)
     print(summary(arguments.record))
 

@@ -1,11 +1,11 @@
-"""How often does an interval of 95 % hold the true difference of two arms that were compared over repeated folds?
+"""How often does an interval of 95 % hold the true difference of two methods that were compared over repeated folds?
 
     python studies/fold_coverage.py                    prints all settings, writes records/fold_coverage.json
     python studies/fold_coverage.py --only "30 rare"   only settings whose name has this text; adds to the record
 
-The two arms are logistic regressions on Gaussian features, with the same weight for each class. In the settings
-"equal", each arm sees one half of the features, and both halves have the same distribution: the true difference is 0
-by construction. In "half", one arm sees all features. In "strength", the arms differ in the penalty. Their true
+The two methods are logistic regressions on Gaussian features, with the same weight for each class. In the settings
+"equal", each method sees one half of the features, and both halves have the same distribution: the true difference is 0
+by construction. In "half", one method sees all features. In "strength", the methods differ in the penalty. Their true
 difference is the mean over all trials of the figures on 2,000 fresh images per class. In "grouped", three images share
 a group, and folds do not divide groups.
 
@@ -44,11 +44,11 @@ Codes = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Setting:
-    """Images of each class, the distance of the classes, the arms, the folds and the images per group."""
+    """Images of each class, the distance of the classes, the methods, the folds and the images per group."""
 
     sizes: tuple[int, ...]
     apart: float
-    arms: str
+    methods: str
     folds: int = 5
     repeats: int = 3
     group: int = 1
@@ -67,8 +67,8 @@ SETTINGS = {
 }
 
 
-def arms(kind: str) -> tuple[tuple[slice, float], tuple[slice, float]]:
-    """Return the features and the penalty of both arms."""
+def methods(kind: str) -> tuple[tuple[slice, float], tuple[slice, float]]:
+    """Return the features and the penalty of both methods."""
     first, second, every = slice(0, DIM // 2), slice(DIM // 2, DIM), slice(0, DIM)
     return {
         "equal": ((first, 1.0), (second, 1.0)),
@@ -176,12 +176,12 @@ def trial(
         fold_of = deal(labels, groups, folds, rng)
         for fold in range(folds):
             test, found, true = fold_of == fold, [], []
-            for arm, (columns, penalty) in enumerate(arms(setting.arms)):
+            for method, (columns, penalty) in enumerate(methods(setting.methods)):
                 beta = regression(x[~test][:, columns], labels[~test], num_classes, penalty)
                 p = probabilities(beta, x[test][:, columns])
                 found.append(figures(labels[test], p, shares))
-                hits[arm, test] += (p.argmax(axis=1) == labels[test]) / repeats
-                if setting.arms != "equal":
+                hits[method, test] += (p.argmax(axis=1) == labels[test]) / repeats
+                if setting.methods != "equal":
                     true.append(figures(fresh[1], probabilities(beta, fresh[0][:, columns]), shares))
             gaps.append(found[0] - found[1])
             truths.append(true[0] - true[1] if true else np.zeros(len(FIGURES)))

@@ -9,9 +9,9 @@
 
 DATA is one of ``isic``, ``few``, ``tops`` and ``fashion``, with the settings and repeats of ``studies/study.py``, so
 that lines of ``study.jsonl`` are about the same images: five folds by lesion, T-shirts and shirts at 90:10, 95:5 and
-98:2, ten classes. ``--only`` takes one setting, ``--arms`` some of the arms, ``--seeds`` such as 0-2.
+98:2, ten classes. ``--only`` takes one setting, ``--methods`` some of the methods, ``--seeds`` such as 0-2.
 
-The arms are the recipes ``quick`` and ``thorough``, with the views ``flips`` for ``thorough``, as in
+The methods are the recipes ``quick`` and ``thorough``, with the views ``flips`` for ``thorough``, as in
 ``studies/study.py``, whose record has both as they were before they had stages; ``quick before`` is that for other
 repeats. ``quick, logistic`` and ``thorough, logistic`` are one logistic regression on the same features. ``quick,
 registered`` and ``thorough, registered`` are the recipes of commit b479d66, with its classifier: a logistic regression,
@@ -53,11 +53,11 @@ from shared import Floats
 RECORD, TRIALS = shared.RECORDS / "layers.jsonl", shared.RECORDS / "heads.jsonl"
 ENCODER = "tf_efficientnet_lite0"
 EVERYTHING = f"{ENCODER}+stages+regions+pixels"
-"""The encoder whose features are written. An arm takes the columns of the blocks that it has."""
+"""The encoder whose features are written. A method takes the columns of the blocks that it has."""
 
 
 @dataclass(frozen=True)
-class Arm:
+class Method:
     """What the features of a regression are."""
 
     encoder: str
@@ -66,30 +66,30 @@ class Arm:
     scaling: Scaling = "root"
 
 
-def recipe_arm(name: str) -> Arm:
-    """Return the arm of a recipe. ``auto`` views are ``flips``."""
+def recipe_method(name: str) -> Method:
+    """Return the method of a recipe. ``auto`` views are ``flips``."""
     recipe = named_recipe(name)
     views = "flips" if recipe.encoder.views == "auto" else recipe.encoder.views
-    return Arm(recipe.encoder.name, recipe.data.image_size or study.SMALL, views, recipe.encoder.scaling)
+    return Method(recipe.encoder.name, recipe.data.image_size or study.SMALL, views, recipe.encoder.scaling)
 
 
 RECIPES, LOSSES = ("quick", "thorough"), ("log_loss", "brier", "fair_loss")
 BEFORE = " before"
 ALONE, REGISTERED = ", logistic", ", registered"
-ARMS = {
-    **{name: recipe_arm(name) for name in ("quick", "thorough")},
-    **{f"{name}{ALONE}": recipe_arm(name) for name in ("quick", "thorough")},
-    f"quick{BEFORE}": Arm(f"{ENCODER}+pixels", 224),
+METHODS = {
+    **{name: recipe_method(name) for name in ("quick", "thorough")},
+    **{f"{name}{ALONE}": recipe_method(name) for name in ("quick", "thorough")},
+    f"quick{BEFORE}": Method(f"{ENCODER}+pixels", 224),
 }
 FRESH = 200
 """Repeats from this one on had no part in the choice of the weights."""
 
 
 def compute_features(data: str, folder: Path) -> None:
-    """Write the features of each size and view that an arm has, as the encoder gives them."""
+    """Write the features of each size and view that a method has, as the encoder gives them."""
     source = study.open_data(data)
     rows = study.long_tail(source, 0)[2] if data == "fashion" else np.arange(len(source))
-    wanted = {(arm.side, view): None for arm in ARMS.values() for view in parse_views(arm.views)}
+    wanted = {(method.side, view): None for method in METHODS.values() for view in parse_views(method.views)}
     for side, view in wanted:
         path = file_of(folder, data, side, view)
         if path.exists():
@@ -109,26 +109,26 @@ def file_of(folder: Path, data: str, side: int, view: str) -> Path:
 
 
 class Features:
-    """The features of a data set, for each arm."""
+    """The features of a data set, for each method."""
 
     def __init__(self, data: str, folder: Path) -> None:
         self._data, self._folder = data, folder
-        paths = (file_of(folder, data, arm.side, "identity") for arm in ARMS.values())
+        paths = (file_of(folder, data, method.side, "identity") for method in METHODS.values())
         first = np.load(next(path for path in paths if path.exists()))
         self.labels, self.groups, self.rows = first["labels"], first["groups"], first["rows"]
         self._layout = layout_of(EVERYTHING)
 
-    def of(self, arm: Arm) -> tuple[Floats, Layout]:
+    def of(self, method: Method) -> tuple[Floats, Layout]:
         """Return the features as a regression gets them, and what their columns are."""
-        files = [file_of(self._folder, self._data, arm.side, view) for view in parse_views(arm.views)]
+        files = [file_of(self._folder, self._data, method.side, view) for view in parse_views(method.views)]
         x = np.mean([np.load(path)["x"] for path in files], axis=0, dtype=np.float32)
-        spec = EncoderSpec.parse(arm.encoder, "embedded")
+        spec = EncoderSpec.parse(method.encoder, "embedded")
         blocks = {block.name: block for block in (self._layout.groups[0].block, *spec.blocks)}
         places = np.split(np.arange(x.shape[1]), np.cumsum([group.width for group in self._layout.groups])[:-1])
         taken = [pair for pair in zip(self._layout.groups, places, strict=True) if pair[0].block.name in blocks]
         layout = Layout(tuple(Columns(blocks[group.block.name], group.width) for group, _ in taken))
         columns = torch.from_numpy(x[:, np.concatenate([place for _, place in taken])])
-        return layout.scaled(columns, arm.scaling).numpy(), layout
+        return layout.scaled(columns, method.scaling).numpy(), layout
 
 
 def layout_of(encoder: str) -> Layout:
@@ -138,9 +138,9 @@ def layout_of(encoder: str) -> Layout:
     return known[1]
 
 
-def run_cell(data: str, cell: str, seed: int, arm: str, found: Features) -> dict[str, Any]:
-    """Return the metrics of an arm on one repeat."""
-    x, layout = found.of(ARMS[arm])
+def run_cell(data: str, cell: str, seed: int, method: str, found: Features) -> dict[str, Any]:
+    """Return the metrics of a method on one repeat."""
+    x, layout = found.of(METHODS[method])
     weights, parts = layout.importance(), layout.kinds()
     folds, grouped = study.pairs(data, cell, seed, found)
     scores, plain, begin = [], [], time.process_time()
@@ -148,7 +148,7 @@ def run_cell(data: str, cell: str, seed: int, arm: str, found: Features) -> dict
         labels = found.labels[train].astype(np.int64)
         num, groups = int(labels.max()) + 1, found.groups[train] if grouped else None
         rows = {"groups": groups, "seed": seed, "importance": weights}
-        if arm.endswith((BEFORE, ALONE)):
+        if method.endswith((BEFORE, ALONE)):
             fitted = fit_regression(x[train], labels, num, **rows)
         else:
             fitted = fit_averaged(x[train], labels, num, parts=parts, **rows)
@@ -158,7 +158,7 @@ def run_cell(data: str, cell: str, seed: int, arm: str, found: Features) -> dict
     seconds = round((time.process_time() - begin) / len(folds), 2)
     metrics = shared.figures(np.concatenate(scores), tested, np.concatenate(plain))
     metrics |= calibration(np.concatenate(plain), tested, np.concatenate(scores))
-    return {"encoder": ARMS[arm].encoder, "side": ARMS[arm].side, **metrics, "seconds": seconds}
+    return {"encoder": METHODS[method].encoder, "side": METHODS[method].side, **metrics, "seconds": seconds}
 
 
 def calibration(logits: Floats, labels: Floats, balanced: Floats) -> dict[str, float]:
@@ -172,15 +172,15 @@ def calibration(logits: Floats, labels: Floats, balanced: Floats) -> dict[str, f
 def summary() -> str:
     """Return a row for each setting and recipe, with the differences to the same recipe before it had stages."""
     rows = []
-    before = shared.nested(shared.read(study.RECORD), ("data", "cell"), "arm", "seed")
-    settings = shared.nested(shared.read(RECORD), ("data", "cell"), "arm", "seed")
-    for key, arms in sorted(settings.items(), key=study.place):
-        for arm in (name for name in RECIPES if name in arms):
-            base = before[key][arm] | arms.get(f"{arm}{BEFORE}", {})
+    before = shared.nested(shared.read(study.RECORD), ("data", "cell"), "method", "seed")
+    settings = shared.nested(shared.read(RECORD), ("data", "cell"), "method", "seed")
+    for key, methods in sorted(settings.items(), key=study.place):
+        for method in (name for name in RECIPES if name in methods):
+            base = before[key][method] | methods.get(f"{method}{BEFORE}", {})
             for which, fresh in (("of the choice", False), ("fresh", True)):
-                runs = {seed: line for seed, line in arms[arm].items() if (seed >= FRESH) == fresh}
+                runs = {seed: line for seed, line in methods[method].items() if (seed >= FRESH) == fresh}
                 if runs:
-                    rows.append((*key, arm, f"{len(runs)} {which}", *shared.compared(runs, base, "uwa", "auroc")))
+                    rows.append((*key, method, f"{len(runs)} {which}", *shared.compared(runs, base, "uwa", "auroc")))
     head = "data | setting | recipe | repeats | balanced accuracy | minus before | AUROC | minus before"
     return shared.table(head, rows)
 
@@ -188,16 +188,16 @@ def summary() -> str:
 def heads() -> str:
     """Return a row for each setting and recipe: differences to the classifier before, and losses beside one alone."""
     rows = []
-    settings = shared.nested(shared.read(RECORD), ("data", "cell"), "arm", "seed")
-    for key, arms in sorted(settings.items(), key=study.place):
-        for arm in (name for name in RECIPES if name in arms):
-            alone, before = arms.get(f"{arm}{ALONE}", {}), arms.get(f"{arm}{REGISTERED}", {})
+    settings = shared.nested(shared.read(RECORD), ("data", "cell"), "method", "seed")
+    for key, methods in sorted(settings.items(), key=study.place):
+        for method in (name for name in RECIPES if name in methods):
+            alone, before = methods.get(f"{method}{ALONE}", {}), methods.get(f"{method}{REGISTERED}", {})
             for which, fresh in (("of the choice", False), ("fresh", True)):
-                own = {seed: line for seed, line in arms[arm].items() if (seed >= FRESH) == fresh}
+                own = {seed: line for seed, line in methods[method].items() if (seed >= FRESH) == fresh}
                 if own:
                     both = [(line, alone[seed]) for seed, line in own.items() if seed in alone]
                     cells = (*shared.compared(own, before, "uwa", "auroc"), *(beside(both, loss) for loss in LOSSES))
-                    rows.append((*key, arm, f"{len(own)} {which}", *cells))
+                    rows.append((*key, method, f"{len(own)} {which}", *cells))
     head = "data | setting | recipe | repeats | balanced accuracy | minus registered | AUROC | minus registered"
     return shared.table(f"{head} | log loss, one alone | Brier score, one alone | fair log loss, one alone", rows)
 
@@ -209,11 +209,11 @@ def beside(pairs: list[tuple[dict[str, float], dict[str, float]]], name: str) ->
 
 def views() -> str:
     """Return a row for each setting: ``thorough`` and its differences to ``quick``, paired by repeat."""
-    settings = shared.nested(shared.read(RECORD), ("data", "cell"), "arm", "seed")
+    settings = shared.nested(shared.read(RECORD), ("data", "cell"), "method", "seed")
     rows = []
-    for key, arms in sorted(settings.items(), key=study.place):
-        quick = arms.get("quick", {})
-        both = {seed: line for seed, line in arms.get("thorough", {}).items() if seed in quick}
+    for key, methods in sorted(settings.items(), key=study.place):
+        quick = methods.get("quick", {})
+        both = {seed: line for seed, line in methods.get("thorough", {}).items() if seed in quick}
         if both:
             rows.append((*key, len(both), *shared.compared(both, quick, "uwa", "auroc")))
     head = "data | setting | repeats | balanced accuracy of thorough | minus quick | AUROC | minus quick"
@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("data", choices=["tops", "fashion", "isic", "few"], nargs="?")
     parser.add_argument("--features", type=Path, default=Path(), help="the folder with the features")
     parser.add_argument("--seeds", help="such as 0-11")
-    parser.add_argument("--arms", help="separated by semicolons; default: all")
+    parser.add_argument("--methods", help="separated by semicolons; default: all")
     parser.add_argument("--only", help="one setting, such as 98:2")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -271,11 +271,11 @@ def main() -> None:
     found = Features(images, given.features)
     settings = {"tops": study.SCENARIOS[1:], "few": ("10 rare",)}.get(given.data) or study.cells_of(given.data)
     wanted = (
-        {"data": given.data, "cell": cell, "seed": seed, "arm": arm}
+        {"data": given.data, "cell": cell, "seed": seed, "method": method}
         for seed in shared.seeds_of(given.seeds or ("0-11" if given.data == "tops" else "0-2"))
         for cell in settings
         if given.only in (None, cell)
-        for arm in (given.arms.split(";") if given.arms else ARMS)
+        for method in (given.methods.split(";") if given.methods else METHODS)
     )
     shared.compute_missing(RECORD, wanted, lambda cell: run_cell(**cell, found=found))
 

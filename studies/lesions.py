@@ -3,11 +3,12 @@
     python studies/lesions.py ISIC      # a comparison over folds that `lopsided compare` made; writes the record
     python studies/lesions.py           # print the table of studies/records/lesions.json
 
-ISIC is the comparison of ``studies/arms.py --isic`` with the arms ``quick`` and ``thorough``, and two repeats. An
-image counts by the share of its decisions that are right, one decision per repeat. The difference of two arms in UWA
-has a 95 % interval by a bootstrap of lesions, so it says what other lesions of this kind would give to these models. It
-does not contain how models of other training images would differ, except as far as ten folds show that; the interval of
-``studies/evidence.py against`` does, and is wider. ``adjusted`` is the interval for the number of rows (Bonferroni).
+ISIC is the comparison of ``studies/from_scratch.py --isic`` with the methods ``quick`` and ``thorough``, and two
+repeats. An image counts by the share of its decisions that are right, one decision per repeat. The difference of two
+methods in UWA has a 95 % interval by a bootstrap of lesions, so it says what other lesions of this kind would give to
+these models. It does not contain how models of other training images would differ, except as far as ten folds show
+that; the interval of ``studies/evidence.py against`` does, and is wider. ``adjusted`` is the interval for the number of
+rows (Bonferroni).
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ DRAWS = 10_000
 
 
 def read_answers(folder: Path) -> tuple[dict[str, dict[str, list[bool]]], dict[str, tuple[str, str]]]:
-    """Return, by arm and image, whether each decision is right, and the label and the lesion of each image."""
+    """Return, by method and image, whether each decision is right, and the label and the lesion of each image."""
     right: dict[str, dict[str, list[bool]]] = {}
     facts: dict[str, tuple[str, str]] = {}
     for record, rows in shared.finished_cells(folder):
         for row in rows:
             facts[row["name"]] = row["label"], row["group"]
-            answers = right.setdefault(record["arm"], {}).setdefault(row["name"], [])
+            answers = right.setdefault(record["compared_as"], {}).setdefault(row["name"], [])
             answers.append(row["label"] == row["predicted"])
     return right, facts
 
@@ -49,7 +50,9 @@ def compute(folder: Path) -> dict[str, Any]:
     draws = [np.bincount(generator.integers(0, number, number), minlength=number)[lesions] for _ in range(DRAWS)]
     weights = np.stack([np.ones(len(names)), *draws])
     share = {
-        arm: np.array([np.mean(own[name]) for name in names]) for arm, own in right.items() if len(own) == len(names)
+        method: np.array([np.mean(own[name]) for name in names])
+        for method, own in right.items()
+        if len(own) == len(names)
     }
     pairs = [(recipe, loss) for recipe in RECIPES for loss in LOSSES]
     rows = []
@@ -61,7 +64,7 @@ def compute(folder: Path) -> dict[str, Any]:
             for name, tail in (("interval", 0.025), ("adjusted", 0.025 / len(pairs)))
         }
         rows.append({"recipe": recipe, "minus": loss, "uwa": round(float(found[0]), 2), **limits})
-    repeats = {arm: len(own[names[0]]) for arm, own in right.items() if arm in share}
+    repeats = {method: len(own[names[0]]) for method, own in right.items() if method in share}
     return {"images": len(names), "lesions": number, "draws": DRAWS, "repeats": repeats, "rows": rows}
 
 

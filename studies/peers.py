@@ -11,7 +11,7 @@ class-weighted log loss of the rows outside the fold. Where a peer gives no prob
 scaling of the same scores comes before that, and decides. So no peer loses by a bad default or by its decision rule.
 
 quick, as registered    the recipe as it was registered: one logistic regression
-quick, 550 images  T-shirts only: without the 150 validation images of the methods from scratch in studies/arms.py
+quick, 550 images  T-shirts only: without the 150 validation images of the methods in studies/from_scratch.py
 class weights      logistic regression, classes weighted by inverse frequency; scikit-learn: three lines
 ... as by hand     the same with C = 1 on standardised features that are not weighed
 SMOTE              logistic regression after SMOTE

@@ -4,7 +4,7 @@
     python studies/pixels.py summary                   # the table of studies/records/pixels.jsonl
     python studies/pixels.py gains                     # what the pixels are worth, from studies/records/study.jsonl
 
-The arms are the recipes ``quick`` and ``thorough`` with several weights of the block ``pixels``; 0
+The methods are the recipes ``quick`` and ``thorough`` with several weights of the block ``pixels``; 0
 is without pixels. The data are those of ``studies/study.py``, with draws that no other record uses. A line that
 exists is not computed again.
 """
@@ -64,11 +64,16 @@ def summary() -> str:
 
 def gains() -> str:
     """Return a row for each recipe and setting of the study: with pixels less without, paired by draw."""
-    settings = shared.nested(shared.read(study.RECORD), ("data", "cell"), "arm", "seed")
+    settings = shared.nested(shared.read(study.RECORD), ("data", "cell"), "method", "seed")
     rows = [
-        (recipe, *key, len(arms[recipe]), *shared.compared(arms[recipe], arms[recipe + study.WITHOUT], "uwa", "auroc"))
+        (
+            recipe,
+            *key,
+            len(methods[recipe]),
+            *shared.compared(methods[recipe], methods[recipe + study.WITHOUT], "uwa", "auroc"),
+        )
         for recipe in ("quick", "thorough")
-        for key, arms in sorted(settings.items(), key=study.place)
+        for key, methods in sorted(settings.items(), key=study.place)
     ]
     return shared.table("recipe | data | setting | repeats | balanced accuracy | gain | AUROC | gain", rows)
 

@@ -1,12 +1,12 @@
 """Why does ACL help at 98:2? The push of ACL from some anchors only, and CL with remedies that have no push.
 
-    python studies/push.py run [--minutes 7] [--arms "CL,ACL"]      # 12 random splits of the tops at 98:2
+    python studies/push.py run [--minutes 7] [--methods "CL,ACL"]      # 12 random splits of the tops at 98:2
     python studies/push.py table                                    # each method, and its difference to CL
     python studies/push.py forces                                   # what moves a rare image in training, and whither
 
-All methods train ResNet-18 from scratch as in ``studies/arms.py``: 700 of 1,000 images train and validate, 16 epochs
-of the contrastive loss and 4 of the classifier, batches of 128. The held-out images are those of the same seed there,
-and CL and ACL are the runs of studies/records/methods.jsonl (compared for seed 0: equal to the last digit).
+All methods train ResNet-18 from scratch as in ``studies/from_scratch.py``: 700 of 1,000 images train and validate, 16
+epochs of the contrastive loss and 4 of the classifier, batches of 128. The held-out images are those of the same seed
+there, and CL and ACL are the runs of studies/records/methods.jsonl (compared for seed 0: equal to the last digit).
 
 ``push, only lonely`` is ACL for anchors without another image of their class in the batch, and CL for all others;
 ``only rare`` and ``only frequent`` choose by class. ``push alone`` has no pull at all. ``two views`` shows each image
@@ -49,7 +49,7 @@ TRAINING = "encoder_training"
 BALANCED = {f"{TRAINING}.sampler": "m-per-class", f"{TRAINING}.m_per_class": 64}
 LARGE = {f"{TRAINING}.batch_size": 512}
 STEPS = {f"{TRAINING}.epochs": 40}
-ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "CL": ("none", {}),
     "ACL": ("all", {}),
     "push, only frequent": ("frequent", {}),
@@ -145,18 +145,18 @@ def register() -> None:
     catalogue.BUILT_IN["push"] = Loss("push", "contrastive", "Push", PushObjective, (who,), class_weights=True)
 
 
-def recipe_of(arm: str, seed: int) -> Recipe:
-    """Return the recipe of a method: the base of studies/arms.py with the loss of this study."""
-    who, changes = ARMS[arm]
-    base = Recipe.load(shared.RECORDS.parent / "arms" / "base.toml")
+def recipe_of(method: str, seed: int) -> Recipe:
+    """Return the recipe of a method: the base of studies/from_scratch.py with the loss of this study."""
+    who, changes = METHODS[method]
+    base = Recipe.load(shared.RECORDS.parent / "recipes" / "base.toml")
     fields = {"threads": 1, "compare_quick": False, f"{TRAINING}.loss": "push", f"{TRAINING}.loss.who": who}
     return base.override(**shared.tops_fields(SCENARIO, seed), **fields, **changes)
 
 
-def run(arm: str, seed: int) -> dict[str, Any]:
+def run(method: str, seed: int) -> dict[str, Any]:
     """Train a method, write its answers and return its line of the record."""
     FORCES[:] = [{}]
-    recipe = recipe_of(arm, seed)
+    recipe = recipe_of(method, seed)
     source, held_out = Sources().open(recipe)
     assert held_out is not None
     begin = time.process_time()
@@ -168,7 +168,7 @@ def run(arm: str, seed: int) -> dict[str, Any]:
     score = odds[:, 1] - odds[:, 0]
     answers.add(
         ANSWERS,
-        answers.Answers("tops", SCENARIO, seed, 0, arm, found.names, found.y_true, found.y_pred, score),
+        answers.Answers("tops", SCENARIO, seed, 0, method, found.names, found.y_true, found.y_pred, score),
     )
     figures = {
         "uwa": 100 * float(np.mean([(found.y_pred == c)[found.y_true == c].mean() for c in (0, 1)])),
@@ -181,40 +181,40 @@ def run(arm: str, seed: int) -> dict[str, Any]:
 
 def table(lines: list[dict[str, Any]]) -> str:
     """Return a row for each method, with its difference to CL by seed and by a bootstrap of the images."""
-    methods = shared.nested(lines, "arm", "seed")
+    methods = shared.nested(lines, "method", "seed")
     per_image: dict[str, dict[int, answers.Answers]] = {}
     for one in answers.read(ANSWERS):
         per_image.setdefault(one.method, {})[one.repeat] = one
     rows = []
-    for arm in (name for name in ARMS if len(methods.get(name, ())) >= ENOUGH):
-        runs, same = methods[arm], ""
-        if arm != BASE:
-            both = sorted(per_image[arm].keys() & per_image[BASE].keys())
-            found = answers.bootstrap(*([per_image[name][seed] for seed in both] for name in (arm, BASE)))
+    for method in (name for name in METHODS if len(methods.get(name, ())) >= ENOUGH):
+        runs, same = methods[method], ""
+        if method != BASE:
+            both = sorted(per_image[method].keys() & per_image[BASE].keys())
+            found = answers.bootstrap(*([per_image[name][seed] for seed in both] for name in (method, BASE)))
             same = f"[{found.low:+.1f}, {found.high:+.1f}]"
         cells = [shared.shown(mean_interval([run["uwa"] for run in runs.values()])) if len(runs) > 1 else ""]
         cells += [shared.minus(runs, methods[BASE], "uwa"), same]
         cells += [shared.mean_of(runs, "auroc"), shared.minus(runs, methods[BASE], "auroc")]
-        rows.append((arm, len(runs), *cells))
+        rows.append((method, len(runs), *cells))
     head = "method | runs | balanced accuracy | minus CL | minus CL, other images | AUROC | minus CL"
     return shared.table(head, rows)
 
 
 def forces_table(lines: list[dict[str, Any]]) -> str:
     """Return the forces on rare images in the first epochs and later."""
-    methods = shared.nested(lines, "arm", "seed")
+    methods = shared.nested(lines, "method", "seed")
     rows = []
-    for arm in (name for name in ARMS if len(methods.get(name, ())) >= ENOUGH and not ARMS[name][1]):
+    for method in (name for name in METHODS if len(methods.get(name, ())) >= ENOUGH and not METHODS[name][1]):
         cells = []
         for first, last in ((0, 2), (4, 16)):
             pairs = [
                 pair
-                for run in methods[arm].values()
+                for run in methods[method].values()
                 for epoch, pair in run["forces"].items()
                 if first <= int(epoch) < last
             ]
             cells += [f"{value:+.2f}" for value in np.mean(pairs, axis=0)] if pairs else ["", ""]
-        rows.append((arm, *cells))
+        rows.append((method, *cells))
     names = [f"by {who} anchors, epochs {when}" for when in ("1-2", "5-16") for who in ("rare", "frequent")]
     return shared.table(f"method | {' | '.join(names)}", rows)
 
@@ -223,7 +223,7 @@ def main() -> None:
     """Compute the missing lines, all methods of a seed before the next seed, or print a table."""
     parser = shared.parser(__doc__)
     parser.add_argument("what", choices=["run", "table", "forces"])
-    parser.add_argument("--arms", help="separated by semicolons; default: all")
+    parser.add_argument("--methods", help="separated by semicolons; default: all")
     parser.add_argument("--seeds", default="0-11")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run later than this")
     given = parser.parse_args()
@@ -232,11 +232,11 @@ def main() -> None:
         return
     register()
     begin = time.monotonic()
-    arms = given.arms.split(";") if given.arms else list(ARMS)
-    known = {(line["arm"], line["seed"]) for line in shared.read(RECORD)}
-    for arm, seed in ((arm, seed) for seed in shared.seeds_of(given.seeds) for arm in arms):
-        if (arm, seed) not in known and time.monotonic() - begin < 60 * given.minutes:
-            shared.add(RECORD, {"arm": arm, "seed": seed, **run(arm, seed)})
+    methods = given.methods.split(";") if given.methods else list(METHODS)
+    known = {(line["method"], line["seed"]) for line in shared.read(RECORD)}
+    for method, seed in ((method, seed) for seed in shared.seeds_of(given.seeds) for method in methods):
+        if (method, seed) not in known and time.monotonic() - begin < 60 * given.minutes:
+            shared.add(RECORD, {"method": method, "seed": seed, **run(method, seed)})
 
 
 if __name__ == "__main__":

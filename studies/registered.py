@@ -200,7 +200,7 @@ def by_recipe(method: str, source: Source, train: Floats, rest: Floats, seed: in
 
 
 def scratch_fields(loss: str) -> dict[str, object]:
-    """Return the changes of ``from-scratch`` for a loss: 20 epochs in all, as in studies/arms.py."""
+    """Return the changes of ``from-scratch`` for a loss: 20 epochs in all, as in studies/from_scratch.py."""
     if loss == "ce":
         return {"method": "end-to-end", "encoder_training.loss": "ce", "encoder_training.epochs": 20}
     return {"encoder_training.loss": loss, "encoder_training.epochs": 16, "classifier.epochs": 4}

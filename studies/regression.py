@@ -43,7 +43,7 @@ from shared import Floats
 from study import Features, pairs
 
 RECORD = shared.RECORDS / "regression_speed.json"
-CASES = tuple((data, f"{arm} without pixels") for data in ("isic", "fashion") for arm in ("quick", "thorough"))
+CASES = tuple((data, f"{method} without pixels") for data in ("isic", "fashion") for method in ("quick", "thorough"))
 CELLS = {"isic": "all", "fashion": "long tail 100"}
 
 
@@ -79,10 +79,10 @@ def by_hand(x: Floats, labels: Floats, groups: Floats | None) -> tuple[float, Fl
     return strength, weight / scale, bias - (weight / scale) @ mean
 
 
-def measure(data: str, arm: str, folder: Path, rounds: int) -> dict[str, Any]:
+def measure(data: str, method: str, folder: Path, rounds: int) -> dict[str, Any]:
     """Return the median seconds of both, in turns, with what they chose and reached."""
     found = Features(data, folder)
-    x = found.of(arm)
+    x = found.of(method)
     assert x is not None
     folds, grouped = pairs(data, CELLS[data], 0, found)
     train, test = folds[0]
@@ -106,7 +106,7 @@ def measure(data: str, arm: str, folder: Path, rounds: int) -> dict[str, Any]:
             figures[name] = {"strength": strength, "uwa": round(uwa, 2)}
     shape = {
         "data": data,
-        "features": arm.removesuffix(" without pixels"),
+        "features": method.removesuffix(" without pixels"),
         "rows": len(own),
         "columns": own.shape[1],
         "classes": classes,
@@ -139,7 +139,7 @@ def main() -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         with threadpool_limits(1), warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            lines = [measure(data, arm, given.features, given.rounds) for data, arm in CASES]
+            lines = [measure(data, method, given.features, given.rounds) for data, method in CASES]
         shared.write_json(RECORD, lines)
     print(table(shared.read_json(RECORD)))
 

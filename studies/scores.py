@@ -44,7 +44,7 @@ from lopsided.training.selection import probe_rows
 Floats = npt.NDArray[np.float64]
 Weights = list[Tensor]
 
-PAPER_ARMS: dict[str, dict[str, Any]] = {
+PAPER_METHODS: dict[str, dict[str, Any]] = {
     "ce": {"encoder_training.loss": "ce"},
     "weighted-ce": {"encoder_training.loss": "weighted-ce"},
     "cl": {"encoder_training.loss": "cl"},
@@ -90,19 +90,19 @@ def _jobs(study: str, seeds: int) -> Iterator[tuple[str, Recipe]]:
         if study == "rules":
             paper = named_recipe("paper-fmnist")
             for scenario in SCENARIOS:
-                for arm, changes in PAPER_ARMS.items():
+                for method, changes in PAPER_METHODS.items():
                     recipe = paper.override(**changes).override(
                         **{"data.scenario": f"{scenario},total=1000", "seed": seed, "threads": 1}
                     )
-                    yield f"rules-{arm}-{scenario.replace(':', '-')}-{seed}", recipe
+                    yield f"rules-{method}-{scenario.replace(':', '-')}-{seed}", recipe
         else:
             scratch = named_recipe("from-scratch").override(**SCRATCH, seed=seed)
             for scenario in SCENARIOS[:2]:
-                for arm in ("afcl", "ce"):
-                    recipe = scratch.override(**{"encoder_training.loss": arm}).override(
+                for method in ("afcl", "ce"):
+                    recipe = scratch.override(**{"encoder_training.loss": method}).override(
                         **{"data.scenario": f"{scenario},total=1000"}
                     )
-                    yield f"epochs-{arm}-{scenario.replace(':', '-')}-{seed}", recipe
+                    yield f"epochs-{method}-{scenario.replace(':', '-')}-{seed}", recipe
 
 
 def _run(work: Callable[[Recipe], dict[str, Any]], name: str, text: str, folder: Path) -> tuple[str, float]:

@@ -1,8 +1,8 @@
-"""Which recipe? Arms on frozen, pretrained features, on the same images, seeds and folds.
+"""Which recipe? Methods on frozen, pretrained features, on the same images, seeds and folds.
 
     python studies/study.py features DATA [--resnet50 FILE.safetensors]    # compute the features once, per encoder
     python studies/study.py run DATA                                       # 12 seeds of the tops, 3 of the others
-    python studies/study.py summary                                        # all arms of the records
+    python studies/study.py summary                                        # all methods of the records
     python studies/study.py short                                          # the table for docs/recipe-tables.md
 
 DATA is one of:
@@ -14,18 +14,17 @@ isic     melanoma against dermatofibroma of ISIC 2018 ($LOPSIDED_DATA): five fol
 few      the same with 10, 20, 40 or 80 training images of dermatofibroma; all held-back images of a fold are evaluated.
 seven    all seven classes of ISIC 2018, 10,015 images, five folds by lesion. No record has it yet.
 
-Arms: ``quick`` and ``thorough`` are the recipes as they were before the block ``stages`` (``studies/layers.py``): the
-final layer of one encoder at 224 pixels, or of three at 260 pixels and four views, with the block ``pixels``. ``...
+Methods: ``quick`` and ``thorough`` are the recipes as they were before the block ``stages`` (``studies/layers.py``):
+the final layer of one encoder at 224 pixels, or of three at 260 pixels and four views, with the block ``pixels``. ``...
 without pixels`` is the same without colours and contrast of regions. ``plain features`` is ``quick without pixels``
 without the scaling of features, and ``thorough with root`` is ``thorough without pixels`` with the scaling of
 ``quick``. All of ``thorough`` take the views ``flips``, which ``encoder.views = "auto"`` chose with one encoder on the
-tops and on ISIC (studies/views.py).
-``resnet50`` is ``quick without pixels`` with a ResNet-50 (a file that is not part of the package), ``resnet50 +
-pixels`` is ``quick`` with it, and ``thorough + resnet50`` joins it to the encoders of ``thorough``. ``CE``, ``CL``,
-``ACL`` and ``AFCL`` are heads of the recipe ``adapter`` without pixels; ``+`` is their average with the regression
-(``adapter adapter.blend=0.5``). Peers, as one would write them by hand on the features of ``quick``, pixels included:
-scikit-learn's LogisticRegression with class_weight="balanced", the same after SMOTE, and imbalanced-learn's
-EasyEnsembleClassifier.
+tops and on ISIC (studies/views.py). ``resnet50`` is ``quick without pixels`` with a ResNet-50 (a file that is not part
+of the package), ``resnet50 + pixels`` is ``quick`` with it, and ``thorough + resnet50`` joins it to the encoders of
+``thorough``. ``CE``, ``CL``, ``ACL`` and ``AFCL`` are heads of the recipe ``adapter`` without pixels; ``+`` is their
+average with the regression (``adapter adapter.blend=0.5``). Peers, as one would write them by hand on the features of
+``quick``, pixels included: scikit-learn's LogisticRegression with class_weight="balanced", the same after SMOTE, and
+imbalanced-learn's EasyEnsembleClassifier.
 
 ``uwa`` is that of the rule ``balanced``; peers decide by themselves. ``plain`` is that of the most probable class.
 ``seconds`` is the processor time of the fit without the features. A line of the record that exists is not computed
@@ -77,7 +76,7 @@ BASE = "quick"
 WITHOUT = " without pixels"
 PEERS = ("class_weight", "SMOTE", "EasyEnsemble")
 COLOURED = ("quick", "thorough", f"{RESNET} + pixels", f"thorough + {RESNET}", *PEERS)
-"""Arms with the features of the block ``pixels``."""
+"""Methods with the features of the block ``pixels``."""
 CHEAP = (
     "quick", "thorough", f"default{WITHOUT}", f"thorough{WITHOUT}", "thorough with root", "plain features",
     "resnet50", "resnet50 + pixels", "thorough + resnet50", "class_weight", "SMOTE",
@@ -136,7 +135,7 @@ def long_tail(source: Source, seed: int) -> tuple[Floats, Floats, Floats]:
 
 
 class Features:
-    """The features of a data set, for each arm."""
+    """The features of a data set, for each method."""
 
     def __init__(self, data: str, folder: Path) -> None:
         wanted = [(name, size) for name in (*EMBEDDED, RESNET) for size in (SMALL, LARGE)]
@@ -146,23 +145,23 @@ class Features:
         first = self._files[EMBEDDED[0], SMALL]
         self.labels, self.groups, self.rows = first["labels"], first["groups"], first["rows"]
 
-    def of(self, arm: str) -> Floats | None:
-        """Return the features of an arm, or None if a file is missing."""
-        keys = [(RESNET if arm.startswith(RESNET) else EMBEDDED[0], SMALL)]
-        if arm.startswith("thorough"):
-            keys = [(name, LARGE) for name in (*EMBEDDED, *([RESNET] if RESNET in arm else []))]
+    def of(self, method: str) -> Floats | None:
+        """Return the features of a method, or None if a file is missing."""
+        keys = [(RESNET if method.startswith(RESNET) else EMBEDDED[0], SMALL)]
+        if method.startswith("thorough"):
+            keys = [(name, LARGE) for name in (*EMBEDDED, *([RESNET] if RESNET in method else []))]
         if any(key not in self._files for key in keys):
             return None
-        views = VIEWS if arm.startswith("thorough") else VIEWS[:1]
+        views = VIEWS if method.startswith("thorough") else VIEWS[:1]
         parts = [np.mean([self._files[key][view] for view in views], axis=0) for key in keys]
         features = np.concatenate(parts, axis=1)
-        usual = SCALINGS["thorough" if arm.startswith("thorough") else "quick"]
-        how = {"plain features": "none", "thorough with root": "root"}.get(arm, usual)
+        usual = SCALINGS["thorough" if method.startswith("thorough") else "quick"]
+        how = {"plain features": "none", "thorough with root": "root"}.get(method, usual)
         found = scaled(torch.from_numpy(features), how).numpy()
-        return np.concatenate([found, self._pixels], axis=1) if arm in COLOURED else found
+        return np.concatenate([found, self._pixels], axis=1) if method in COLOURED else found
 
 
-def peer(arm: str, seed: int) -> Any:
+def peer(method: str, seed: int) -> Any:
     """Return a classifier as one would write it by hand."""
     from imblearn.ensemble import EasyEnsembleClassifier
     from imblearn.over_sampling import SMOTE
@@ -170,41 +169,41 @@ def peer(arm: str, seed: int) -> Any:
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
-    if arm == "class_weight":
+    if method == "class_weight":
         return make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=1000))
-    if arm == "SMOTE":
+    if method == "SMOTE":
         few = SMOTE(random_state=seed, k_neighbors=5)
         return make_pipeline(StandardScaler(), few, LogisticRegression(max_iter=1000))
     return make_pipeline(StandardScaler(), EasyEnsembleClassifier(random_state=seed))
 
 
-def heads(arm: str, rows: Rows, inputs: Floats, seed: int) -> tuple[Floats, Floats]:
+def heads(method: str, rows: Rows, inputs: Floats, seed: int) -> tuple[Floats, Floats]:
     """Return the logits of heads with one loss, and of their average with the calibrated regression."""
     recipe = named_recipe("adapter").override(**{"seed": seed, "encoder.name": EMBEDDED[0]})
     calibrated, _ = fit_plain(rows, recipe)
-    if arm == "CE":
+    if method == "CE":
         found = cross_entropy(rows, recipe, inputs)
         return found, (found + calibrated(inputs)) / 2
-    own = head_logits(rows, recipe.override(**{"encoder_training.loss": arm.lower()}), inputs)
+    own = head_logits(rows, recipe.override(**{"encoder_training.loss": method.lower()}), inputs)
     return own, (own + calibrated(inputs)) / 2
 
 
-def fit_arm(
-    arm: str, x: Floats, labels: Floats, groups: Floats | None, inputs: Floats, seed: int
+def fit_method(
+    method: str, x: Floats, labels: Floats, groups: Floats | None, inputs: Floats, seed: int
 ) -> dict[str, tuple[Floats, Floats]]:
-    """Return, by the name of the arm, the logits of ``inputs`` and the prior that the logits carry."""
+    """Return, by the name of the method, the logits of ``inputs`` and the prior that the logits carry."""
     num = int(labels.max()) + 1
     prior = np.bincount(labels, minlength=num) / len(labels)
-    if arm in HEADS:
-        own, mean = heads(arm, Rows(x, labels, groups, num), inputs, seed)
-        return {arm: (own, prior), f"{arm} +": (mean, prior)}
-    if arm in PEERS:
+    if method in HEADS:
+        own, mean = heads(method, Rows(x, labels, groups, num), inputs, seed)
+        return {method: (own, prior), f"{method} +": (mean, prior)}
+    if method in PEERS:
         with threadpool_limits(1):
-            found = np.log(np.maximum(peer(arm, seed).fit(x, labels).predict_proba(inputs), 1e-12))
-        return {arm: (found, np.full(num, 1 / num))}
-    weights = shared.importance(f"{EMBEDDED[0]}+pixels", x.shape[1]) if arm in COLOURED else None
+            found = np.log(np.maximum(peer(method, seed).fit(x, labels).predict_proba(inputs), 1e-12))
+        return {method: (found, np.full(num, 1 / num))}
+    weights = shared.importance(f"{EMBEDDED[0]}+pixels", x.shape[1]) if method in COLOURED else None
     fitted = fit_regression(x, labels, num, groups=groups, seed=seed, importance=weights)
-    return {arm: (inputs @ fitted.weight.T + fitted.bias, prior)}
+    return {method: (inputs @ fitted.weight.T + fitted.bias, prior)}
 
 
 Pair = tuple[Floats, Floats]
@@ -231,9 +230,9 @@ def pairs(data: str, cell: str, seed: int, found: Features) -> tuple[list[Pair],
     return cut, True
 
 
-def run_cell(data: str, cell: str, seed: int, arm: str, found: Features) -> Iterator[dict[str, Any]]:
-    """Yield the lines of one arm (and of its average with the regression) on one draw."""
-    x = found.of(arm)
+def run_cell(data: str, cell: str, seed: int, method: str, found: Features) -> Iterator[dict[str, Any]]:
+    """Yield the lines of one method (and of its average with the regression) on one draw."""
+    x = found.of(method)
     if x is None:
         return
     folds, grouped = pairs(data, cell, seed, found)
@@ -241,13 +240,20 @@ def run_cell(data: str, cell: str, seed: int, arm: str, found: Features) -> Iter
     begin = time.process_time()
     for train, rest in folds:
         groups = found.groups[train] if grouped else None
-        for name, (logits, prior) in fit_arm(arm, x[train], found.labels[train], groups, x[rest], seed).items():
+        for name, (logits, prior) in fit_method(method, x[train], found.labels[train], groups, x[rest], seed).items():
             scores.setdefault(name, []).append((logits - np.log(prior), logits))
     seconds = (time.process_time() - begin) / len(folds)
     labels = np.concatenate([found.labels[rest] for _, rest in folds])
     for name, parts in scores.items():
         balanced, plain = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-        line = {"data": data, "cell": cell, "seed": seed, "arm": name, "train": len(folds[0][0]), "images": len(labels)}
+        line = {
+            "data": data,
+            "cell": cell,
+            "seed": seed,
+            "method": name,
+            "train": len(folds[0][0]),
+            "images": len(labels),
+        }
         yield {**line, **shared.figures(balanced, labels, plain), "seconds": round(seconds, 2)}
 
 
@@ -258,24 +264,24 @@ def cells_of(data: str) -> list[str]:
 
 
 def usual_candidates(data: str, cell: str) -> list[str]:
-    """Return the arms of a data set, the cheap ones first."""
-    arms = [*CHEAP, *HEADS]
-    arms.insert(len(CHEAP), "EasyEnsemble")
+    """Return the methods of a data set, the cheap ones first."""
+    methods = [*CHEAP, *HEADS]
+    methods.insert(len(CHEAP), "EasyEnsemble")
     if data in ("tops", "fashion"):
-        arms = [arm for arm in arms if RESNET not in arm]
+        methods = [method for method in methods if RESNET not in method]
     if data == "few":
-        arms = [arm for arm in arms if arm not in ("CE", "AFCL")]
-    return arms
+        methods = [method for method in methods if method not in ("CE", "AFCL")]
+    return methods
 
 
 def summary(path: Path, keep: Callable[[dict[str, Any]], bool] = lambda line: True) -> str:
-    """Return the mean of each arm, and its paired difference to ``quick`` with a 95 % interval over the draws."""
+    """Return the mean of each method, and its paired difference to ``quick`` with a 95 % interval over the draws."""
     rows = []
-    for key, arms in shared.nested(filter(keep, shared.read(path)), ("data", "cell"), "arm", "seed").items():
-        for arm, runs in arms.items():
-            cells = shared.compared(runs, arms.get(BASE, {}), "uwa", "plain", "auroc")
+    for key, methods in shared.nested(filter(keep, shared.read(path)), ("data", "cell"), "method", "seed").items():
+        for method, runs in methods.items():
+            cells = shared.compared(runs, methods.get(BASE, {}), "uwa", "plain", "auroc")
             seconds = statistics.median(line["seconds"] for line in runs.values())
-            rows.append((*key, arm, len(runs), *cells, f"{seconds:.1f}"))
+            rows.append((*key, method, len(runs), *cells, f"{seconds:.1f}"))
     head = "data | setting | method | runs | balanced accuracy | minus quick | plain | AUROC | minus quick | seconds"
     return shared.table(head, rows)
 
@@ -286,14 +292,14 @@ SHORT = ("thorough", "quick", "class_weight", "SMOTE")
 
 
 def short(path: Path) -> str:
-    """Return a row for each setting: the mean UWA of a few arms, with Student's 95 % interval over the draws."""
+    """Return a row for each setting: the mean UWA of a few methods, with Student's 95 % interval over the draws."""
     rows = []
-    settings = shared.nested(shared.read(path), ("data", "cell"), "arm", "seed")
-    for (data, cell), arms in sorted(settings.items(), key=place):
+    settings = shared.nested(shared.read(path), ("data", "cell"), "method", "seed")
+    for (data, cell), methods in sorted(settings.items(), key=place):
         tops = f"T-shirts and shirts at {cell}, {RARE_TOPS.get(cell)} rare"
         what = {"few": f"skin lesions, {cell}", "isic": "skin lesions, 92 rare", "tops": tops}
         what |= {"fashion": "ten classes, 8 rare", "seven": "seven classes of lesions, 92 rare"}
-        runs = ([line["uwa"] for line in arms.get(arm, {}).values()] for arm in SHORT)
+        runs = ([line["uwa"] for line in methods.get(method, {}).values()] for method in SHORT)
         rows.append((what[data], *(shared.shown(mean_interval(values)) if values else "" for values in runs)))
     return shared.table(f"images | {' | '.join(SHORT)}", rows)
 
@@ -311,7 +317,7 @@ def main() -> None:
     parser.add_argument("what", choices=["features", "run", "summary", "short"])
     parser.add_argument("data", choices=["tops", "fashion", "isic", "few", "seven"], nargs="?")
     parser.add_argument("--seeds", help="such as 0-11")
-    parser.add_argument("--arms", help="separated by commas; default: all")
+    parser.add_argument("--methods", help="separated by commas; default: all")
     parser.add_argument("--resnet50", help="a file of ImageNet weights")
     parser.add_argument("--features", type=Path, default=Path())
     parser.add_argument("--record", type=Path, default=RECORD)
@@ -330,10 +336,10 @@ def main() -> None:
     found = Features(images, given.features)
     for seed in shared.seeds_of(given.seeds or ("0-11" if given.data == "tops" else "0-2")):
         for cell in cells_of(given.data):
-            for arm in given.arms.split(",") if given.arms else usual_candidates(given.data, cell):
-                key = {"data": given.data, "cell": cell, "seed": seed, "arm": arm}
+            for method in given.methods.split(",") if given.methods else usual_candidates(given.data, cell):
+                key = {"data": given.data, "cell": cell, "seed": seed, "method": method}
                 if not any(key.items() <= line.items() for line in shared.read(given.record)):
-                    for line in run_cell(given.data, cell, seed, arm, found):
+                    for line in run_cell(given.data, cell, seed, method, found):
                         shared.add(given.record, line)
 
 

@@ -36,10 +36,10 @@ def make_comparison(
     repeats: int = 1,
     seconds: Mapping[str, float] | None = None,
 ) -> Path:
-    """Write the folder of a comparison. Each arm recognises every image but its ``misses``, in every repeat.
+    """Write the folder of a comparison. Each method recognises every image but its ``misses``, in every repeat.
 
-    The arms are classification losses. Images are numbered, the common ones first; image i is a picture of its own
-    colour, and an arm gives its label a probability of 0.9 less a hundredth of i, or 0.2 if it misses it.
+    The methods are classification losses. Images are numbered, the common ones first; image i is a picture of its own
+    colour, and a method gives its label a probability of 0.9 less a hundredth of i, or 0.2 if it misses it.
     """
     photos = folder.parent / "photos"
     names, labels = [], []
@@ -52,19 +52,19 @@ def make_comparison(
             labels.append(label)
     y = np.array(labels)
     lines = []
-    for arm, missed in misses.items():
+    for method, missed in misses.items():
         truth = np.array([0.2 if i in missed else 0.9 - i / 100 for i in range(len(y))])
         for run in range(folds * repeats):
             repeat, fold = divmod(run, folds)
             test = np.array([i for i in range(len(y)) if fold_of(i, repeat, folds) == fold])
-            changes = {"data.source": str(photos), "encoder_training.loss": arm, "encoder.name": "mlp"}
+            changes = {"data.source": str(photos), "encoder_training.loss": method, "encoder.name": "mlp"}
             recipe = settle(Recipe().override(**changes, **{"data.folds": folds, "data.fold": run + 1}))
             p = np.where(np.eye(2, dtype=bool)[y[test]], truth[test, None], 1 - truth[test, None])
             cell = folder / "cells" / cell_key(recipe)
-            _write(cell, recipe, y, test, p, names, (seconds or {}).get(arm, 30.0))
-            lines.append(replace(Record.from_run(Run.open(cell)), arm=arm).to_json() + "\n")
+            _write(cell, recipe, y, test, p, names, (seconds or {}).get(method, 30.0))
+            lines.append(replace(Record.from_run(Run.open(cell)), compared_as=method).to_json() + "\n")
     (folder / "records.jsonl").write_text("".join(lines))
-    about = {"format": 1, "lopsided": "0", "kind": "compare", "arms": list(misses), "baseline": next(iter(misses))}
+    about = {"format": 1, "lopsided": "0", "kind": "compare", "methods": list(misses), "baseline": next(iter(misses))}
     (folder / "sweep.json").write_text(json.dumps(about))
     return folder
 

@@ -46,7 +46,7 @@ def test_an_interval_against_losses_from_scratch_is_adjusted_for_the_number_of_r
     rows = [row.split(" | ") for row in evidence.against().splitlines()[2:]]
     first = next(row for row in rows if row[:3] == ["| T-shirts 90:10", "thorough", "cl"])
     lines = [line for line in evidence.gather() if line.setting == "tops 90:10"]
-    uwa = {arm: {line.draw: line.uwa for line in lines if line.arm == arm} for arm in ("thorough", "cl")}
+    uwa = {method: {line.draw: line.uwa for line in lines if line.method == method} for method in ("thorough", "cl")}
     gains = [uwa["thorough"][draw] - value for draw, value in uwa["cl"].items()]
     from scipy.stats import t, tstd
 

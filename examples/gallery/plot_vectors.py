@@ -36,7 +36,7 @@ print({name: int(np.sum(y == name)) for name in ("benign", "malignant")})
 # -----------------------------------------
 # ``LopsidedClassifier`` fits a logistic regression and decides by the rule ``balanced``. ``TwoStageClassifier`` first
 # trains a small network with a contrastive loss.
-arms = {
+methods = {
     "LogisticRegression": make_pipeline(SimpleImputer(), StandardScaler(), LogisticRegression(max_iter=1000)),
     "LopsidedClassifier": make_pipeline(SimpleImputer(), LopsidedClassifier(random_state=0)),
     "TwoStageClassifier, AFCL": make_pipeline(
@@ -45,7 +45,7 @@ arms = {
 }
 folds = StratifiedKFold(5, shuffle=True, random_state=0)
 scores = {}
-for name, pipeline in arms.items():
+for name, pipeline in methods.items():
     predicted = cross_val_predict(pipeline, X, y, cv=folds)
     scores[name] = balanced_accuracy_score(y, predicted), recall_score(y, predicted, pos_label="malignant")
     print(f"{name:26} mean recall {scores[name][0]:.3f}, malignant found {scores[name][1]:.3f}")

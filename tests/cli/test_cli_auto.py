@@ -26,7 +26,7 @@ TINY = (*FLAGS, "--workers", "1")
 def test_the_chosen_model_is_handed_over_with_the_page_that_says_why(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto, "_ARMS", ("ce", "weighted-ce"))
+    monkeypatch.setattr(auto, "_METHODS", ("ce", "weighted-ce"))
     out = tmp_path / "run"
     ended = command_here("fit", photos, "--auto", "--out", out, *TINY, "--json")
     assert ended.code == 0, ended.err
@@ -57,7 +57,7 @@ def test_the_chosen_model_is_handed_over_with_the_page_that_says_why(
 @pytest.mark.slow
 def test_a_cluster_is_connected_to_once(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(auto, "_ARMS", ("ce",))
+    monkeypatch.setattr(auto, "_METHODS", ("ce",))
     monkeypatch.setattr(ray_engine, "RayEngine", lambda address, threads: HereEngine(2))
     monkeypatch.setattr(ray_engine, "connect", lambda address, closing: asked.append(address))
     engine = ("--engine", "ray:x:1")

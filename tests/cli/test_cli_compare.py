@@ -15,7 +15,7 @@ from lopsided.runs import sweep
 from lopsided.runs.keys import LossTable
 from lopsided.runs.plan import Cell
 from lopsided.runs.records import Failure, append_records, read_records
-from made_arms import run
+from made_comparison import run
 from tiny import write_photos
 from tiny_command import Call, Ended, command_here, names_below
 from tiny_sweep import record_of
@@ -29,24 +29,27 @@ TINY = [
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Ended]:
-    """The photos, the folder and the output of a comparison of three arms with two seeds; not to be changed."""
+    """The photos, the folder and the output of a comparison of three methods with two seeds; not to be changed."""
     folder = tmp_path_factory.mktemp("compared")
     photos = write_photos(folder / "photos", {"cat": 30, "dog": 12})
-    arms = ("--methods", "weighted-ce,cl,afcl gamma=7", "--baseline", "cl", "--seeds", "2")
-    return photos, folder / "CMP", command_here("compare", photos, *arms, "--out", folder / "CMP", *TINY)
+    methods = ("--methods", "weighted-ce,cl,afcl gamma=7", "--baseline", "cl", "--seeds", "2")
+    return photos, folder / "CMP", command_here("compare", photos, *methods, "--out", folder / "CMP", *TINY)
 
 
 @pytest.mark.slow
-def test_arms_are_trained_on_the_same_data_and_stand_in_one_table(comparison: tuple[Path, Path, Ended]) -> None:
+def test_methods_are_trained_on_the_same_data_and_stand_in_one_table(comparison: tuple[Path, Path, Ended]) -> None:
     _, out, ended = comparison
     assert ended.code == 0, ended.err
     records = read_records(out / "records.jsonl")[0]
-    assert {(record.arm, record.method, record.seed) for record in records} == {
+    assert {(record.compared_as, record.method, record.seed) for record in records} == {
         *(("weighted-ce", "end-to-end", seed) for seed in (0, 1)),
-        *((arm, "two-stage", seed) for arm in ("cl", "afcl gamma=7") for seed in (0, 1)),
+        *((method, "two-stage", seed) for method in ("cl", "afcl gamma=7") for seed in (0, 1)),
     }
     assert len({record.data for record in records}) == 2
-    assert {record.seed: record.epochs for record in records if record.arm == "weighted-ce"} == {0: (2,), 1: (2,)}
+    assert {record.seed: record.epochs for record in records if record.compared_as == "weighted-ce"} == {
+        0: (2,),
+        1: (2,),
+    }
     lines = ended.out.splitlines()
     assert lines[0] == "photos: test images, per cent"
     assert [line.split("  ")[0].strip() for line in lines[3:8] if line[:1] != " "] == [
@@ -62,7 +65,7 @@ def test_arms_are_trained_on_the_same_data_and_stand_in_one_table(comparison: tu
 
 
 @pytest.mark.slow
-def test_more_arms_only_add_and_the_json_has_every_run(comparison: tuple[Path, Path, Ended], tmp_path: Path) -> None:
+def test_more_methods_only_add_and_the_json_has_every_run(comparison: tuple[Path, Path, Ended], tmp_path: Path) -> None:
     photos, done, _ = comparison
     out = shutil.copytree(done, tmp_path / "CMP")
     ended = command_here(
@@ -78,7 +81,7 @@ def test_more_arms_only_add_and_the_json_has_every_run(comparison: tuple[Path, P
     page = command_here("report", out)
     assert page.code == 0, page.err
     text = (out / "report.html").read_text()
-    assert all(f"<bdi>{arm}</bdi>" in text for arm in ("ce", "cl", "weighted-ce", "afcl gamma=7"))
+    assert all(f"<bdi>{method}</bdi>" in text for method in ("ce", "cl", "weighted-ce", "afcl gamma=7"))
 
 
 @pytest.fixture
@@ -98,14 +101,16 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
     return cells
 
 
-def test_cells_are_arms_by_scenarios_by_seeds(call: Call, photos: Path, trained: list[Cell], tmp_path: Path) -> None:
-    arms = ("--methods", "ce,afcl eta=0.1 gamma=7", "--methods", "from-scratch encoder_training.loss=focal")
+def test_cells_are_methods_by_scenarios_by_seeds(call: Call, photos: Path, trained: list[Cell], tmp_path: Path) -> None:
+    methods = ("--methods", "ce,afcl eta=0.1 gamma=7", "--methods", "from-scratch encoder_training.loss=focal")
     scenarios = ("--scenario", "90:10,total=20,50:50", "--scenario", "long-tail:10,step")
-    ended = call("compare", photos, *arms, *scenarios, "--seeds", "2", "data.test=0.3", "--out", tmp_path / "CMP")
+    ended = call("compare", photos, *methods, *scenarios, "--seeds", "2", "data.test=0.3", "--out", tmp_path / "CMP")
     assert ended.code == 0, ended.err
-    assert {(cell.arm, cell.recipe.data.scenario, cell.recipe.seed, cell.recipe.data.test) for cell in trained} == {
-        (arm, scenario, seed, 0.3)
-        for arm in ("ce", "afcl eta=0.1 gamma=7", "from-scratch encoder_training.loss=focal")
+    assert {
+        (cell.compared_as, cell.recipe.data.scenario, cell.recipe.seed, cell.recipe.data.test) for cell in trained
+    } == {
+        (method, scenario, seed, 0.3)
+        for method in ("ce", "afcl eta=0.1 gamma=7", "from-scratch encoder_training.loss=focal")
         for scenario in ("90:10,total=20", "50:50", "long-tail:10,step")
         for seed in (0, 1)
     }
@@ -119,7 +124,7 @@ def test_a_recipe_takes_the_place_of_the_default(call: Call, photos: Path, train
     assert [cell.recipe.encoder.name for cell in trained] == ["mlp"]
 
 
-def test_arms_and_seeds_and_scenarios_add_to_a_folder_with_the_same_settings(
+def test_methods_and_seeds_and_scenarios_add_to_a_folder_with_the_same_settings(
     call: Call, photos: Path, trained: list[Cell], tmp_path: Path
 ) -> None:
     out = tmp_path / "CMP"
@@ -133,12 +138,12 @@ def test_arms_and_seeds_and_scenarios_add_to_a_folder_with_the_same_settings(
         ended = call("compare", photos, "--out", out, *more)
         assert ended.code == 0, ended.err
     about = json.loads((out / "sweep.json").read_text())
-    assert about["arms"] == ["cl", "afcl", "ce"]
+    assert about["methods"] == ["cl", "afcl", "ce"]
     assert about["changes"]["ce"]["method"] == "end-to-end"
 
 
 @pytest.mark.parametrize(
-    ("arms", "flags", "told"),
+    ("methods", "flags", "told"),
     [
         ("cl", ("encoder_training.epochs=5",), "runs with other settings: encoder_training.epochs was 30 and"),
         ("ce", ("encoder_training.epochs=5",), "runs with other settings: encoder_training.epochs was 30 and"),
@@ -164,10 +169,10 @@ def test_arms_and_seeds_and_scenarios_add_to_a_folder_with_the_same_settings(
             "runs at 90:10 with other settings: data.scenario was '90:10,total=8' and is now '90:10,total=9'.",
         ),
     ],
-    ids=["arm", "other arm", "data", "unset", "loss", "file", "total"],
+    ids=["method", "other method", "data", "unset", "loss", "file", "total"],
 )
 def test_other_settings_than_those_of_the_runs_in_a_folder_are_named_and_refused(
-    arms: str,
+    methods: str,
     flags: tuple[str, ...],
     told: str,
     call: Call,
@@ -182,7 +187,7 @@ def test_other_settings_than_those_of_the_runs_in_a_folder_are_named_and_refused
     assert first.code == 0, first.err
     before, number = Path("CMP", "sweep.json").read_text(), len(trained)
     Path("mine.toml").write_text("[encoder_training]\nlr = 0.25\n")
-    assert_refused(call("compare", photos, "--methods", arms, *flags, "--out", "CMP"), f"CMP has {told}")
+    assert_refused(call("compare", photos, "--methods", methods, *flags, "--out", "CMP"), f"CMP has {told}")
     assert (Path("CMP", "sweep.json").read_text(), len(trained)) == (before, number)
 
 
@@ -292,11 +297,11 @@ def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(
     assert not (tmp_path / "CMP").exists()
 
 
-def test_an_arm_for_two_classes_is_refused_before_three_classes_are_trained(call: Call, tmp_path: Path) -> None:
+def test_an_method_for_two_classes_is_refused_before_three_classes_are_trained(call: Call, tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", {"cat": 6, "dog": 6, "fox": 6})
-    arms = ("--methods", "ce,supmin", "encoder_training.views=2")
+    methods = ("--methods", "ce,supmin", "encoder_training.views=2")
     assert_refused(
-        call("compare", photos, *arms, "--out", tmp_path / "CMP"),
+        call("compare", photos, *methods, "--out", tmp_path / "CMP"),
         "method 'supmin': The loss supmin is for 2 classes, but the data have 3.",
     )
     assert not (tmp_path / "CMP").exists()

@@ -14,7 +14,7 @@ from cli.test_cli_bad_input import assert_refused
 from lopsided.runs import sweep
 from lopsided.runs.plan import Cell
 from lopsided.runs.records import Fold, append_records, read_records
-from made_arms import run
+from made_comparison import run
 from tiny import write_photos
 from tiny_command import Call, Ended, command_here, names_below
 from tiny_sweep import record_of
@@ -28,15 +28,15 @@ TINY = [
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Ended]:
-    """The photos, the folder and the output of two arms over three folds; not to be changed."""
+    """The photos, the folder and the output of two methods over three folds; not to be changed."""
     folder = tmp_path_factory.mktemp("compared")
     photos = write_photos(folder / "photos", {"cat": 15, "dog": 9})
-    arms = ("--methods", "ce,cl", "--folds", "3")
-    return photos, folder / "CMP", command_here("compare", photos, *arms, "--out", folder / "CMP", *TINY)
+    methods = ("--methods", "ce,cl", "--folds", "3")
+    return photos, folder / "CMP", command_here("compare", photos, *methods, "--out", folder / "CMP", *TINY)
 
 
 @pytest.mark.slow
-def test_every_image_is_tested_once_by_each_arm_and_all_arms_see_the_same_folds(
+def test_every_image_is_tested_once_by_each_method_and_all_methods_see_the_same_folds(
     comparison: tuple[Path, Path, Ended],
 ) -> None:
     _, out, ended = comparison
@@ -47,13 +47,13 @@ def test_every_image_is_tested_once_by_each_arm_and_all_arms_see_the_same_folds(
         assert record.fold is not None
         lines = (out / "cells" / record.cell / "predictions.csv").read_text().splitlines()
         names = {line.split(",")[1] for line in lines if line.startswith("test,")}
-        tested.setdefault(str(record.arm), {})[record.fold.fold] = names
+        tested.setdefault(str(record.compared_as), {})[record.fold.fold] = names
     assert set(tested) == {"ce", "cl"}
     assert tested["ce"] == tested["cl"]
     every = [name for names in tested["ce"].values() for name in names]
     assert len(every) == len(set(every)) == 24
-    assert {record.data for record in records if record.arm == "ce"} == {
-        record.data for record in records if record.arm == "cl"
+    assert {record.data for record in records if record.compared_as == "ce"} == {
+        record.data for record in records if record.compared_as == "cl"
     }
     assert ended.out.startswith("photos: out-of-fold images, per cent\n")
     assert "has the highest balanced accuracy, " in ended.out
@@ -73,7 +73,7 @@ def test_more_repeats_only_add_and_the_page_has_the_folds(comparison: tuple[Path
     content = json.loads(ended.out)
     assert (content["folds"], content["rare"], content["answers"][0]["best"]) == (3, 9, "ce")
     assert (out / "records.jsonl").read_text().startswith(before)
-    folds = {(r.arm, r.fold.fold) for r in read_records(out / "records.jsonl")[0] if r.fold is not None}
+    folds = {(r.compared_as, r.fold.fold) for r in read_records(out / "records.jsonl")[0] if r.fold is not None}
     assert folds == {("ce", fold) for fold in range(1, 7)} | {("cl", fold) for fold in range(1, 4)}
     page = command_here("report", out)
     assert page.code == 0, page.err
@@ -103,17 +103,17 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
     return cells
 
 
-def test_cells_are_arms_by_folds_and_a_recipe_keeps_its_own_validation_share(
+def test_cells_are_methods_by_folds_and_a_recipe_keeps_its_own_validation_share(
     call: Call, photos: Path, trained: list[Cell], tmp_path: Path
 ) -> None:
     ended = call(
         "compare", photos, "--folds", "3", "--repeats", "2", "--methods", "quick,ce", "--out", tmp_path / "CMP"
     )
     assert ended.code == 0, ended.err
-    assert {(cell.arm, cell.recipe.data.fold, cell.recipe.data.folds, cell.recipe.seed) for cell in trained} == {
-        (arm, fold, 3, 0) for arm in ("quick", "ce") for fold in range(1, 7)
-    }
-    assert {(cell.arm, cell.recipe.data.val) for cell in trained} == {("quick", 0.0), ("ce", 0.15)}
+    assert {
+        (cell.compared_as, cell.recipe.data.fold, cell.recipe.data.folds, cell.recipe.seed) for cell in trained
+    } == {(method, fold, 3, 0) for method in ("quick", "ce") for fold in range(1, 7)}
+    assert {(cell.compared_as, cell.recipe.data.val) for cell in trained} == {("quick", 0.0), ("ce", 0.15)}
     about = json.loads((tmp_path / "CMP" / "sweep.json").read_text())
     assert about["baseline"] == "quick"
     assert ended.out.count("On all images, ") == 1
@@ -131,7 +131,7 @@ def test_a_group_of_several_classes_is_noted(call: Call, trained: list[Cell], tm
     assert ended.err == "One group holds images of several classes, for example both. Check its labels.\n"
 
 
-def test_a_field_that_is_set_for_all_arms_holds_for_recipes_too(
+def test_a_field_that_is_set_for_all_methods_holds_for_recipes_too(
     call: Call, photos: Path, trained: list[Cell], tmp_path: Path
 ) -> None:
     flags = ("--folds", "3", "--methods", "quick,ce", "data.val=0.1")
@@ -139,11 +139,11 @@ def test_a_field_that_is_set_for_all_arms_holds_for_recipes_too(
     assert {cell.recipe.data.val for cell in trained} == {0.1}
 
 
-def test_the_arms_of_folds_are_by_default_those_of_the_losses_beside_the_recipe_quick(
+def test_the_methods_of_folds_are_by_default_those_of_the_losses_beside_the_recipe_quick(
     call: Call, photos: Path, trained: list[Cell], tmp_path: Path
 ) -> None:
     assert call("compare", photos, "--folds", "2", "--out", tmp_path / "CMP").code == 0
-    assert [cell.arm for cell in trained[:5]] == ["quick", "ce", "weighted-ce", "cl", "afcl"]
+    assert [cell.compared_as for cell in trained[:5]] == ["quick", "ce", "weighted-ce", "cl", "afcl"]
 
 
 @pytest.mark.slow
@@ -186,16 +186,16 @@ def test_a_folder_of_other_images_or_other_folds_or_of_seeds_is_refused(
     call: Call, photos: Path, trained: list[Cell], tmp_path: Path
 ) -> None:
     out = tmp_path / "CMP"
-    arms = ("--methods", "ce,cl", "--out", out)
-    assert call("compare", photos, "--folds", "3", *arms).code == 0
+    methods = ("--methods", "ce,cl", "--out", out)
+    assert call("compare", photos, "--folds", "3", *methods).code == 0
     assert_refused(
-        call("compare", photos, "--folds", "2", *arms),
+        call("compare", photos, "--folds", "2", *methods),
         f"{out} has runs with other settings: data.folds was 3 and is now 2. Use the same settings, or choose another",
     )
-    assert_refused(call("compare", photos, *arms), f"{out} has runs of folds, not of seeds. Choose another folder.")
+    assert_refused(call("compare", photos, *methods), f"{out} has runs of folds, not of seeds. Choose another folder.")
     elsewhere = write_photos(tmp_path / "elsewhere" / "photos", {"cat": 7, "dog": 6})
     assert_refused(
-        call("compare", elsewhere, "--folds", "3", *arms),
+        call("compare", elsewhere, "--folds", "3", *methods),
         f"{out} has runs on other images than 'photos' has now: names, labels, groups or the content of "
         "files differ. Choose another folder.",
     )

@@ -47,13 +47,13 @@ def test_a_method_of_another_package_goes_through_every_verb(call: Call, photos:
     assert (predicted.code, predicted.out.count("\n")) == (0, 30)
     assert call("export", run, "--out", onnx).code == 0
     assert onnx.exists()
-    arm = tmp_path / "mine.toml"
+    method = tmp_path / "mine.toml"
     changes = {"data.folds": None, "data.source": None}
-    arm.write_text(Recipe.load(run / "recipe.toml").override(**changes).to_toml())
+    method.write_text(Recipe.load(run / "recipe.toml").override(**changes).to_toml())
     plain = tmp_path / "plain.toml"
-    plain.write_text(Recipe.load(arm).override(method="frozen").to_toml())
+    plain.write_text(Recipe.load(method).override(method="frozen").to_toml())
     compared = call(
-        "compare", photos, "--methods", f"{plain},{arm}", "--folds", "2", "--out", tmp_path / "c", "--quiet"
+        "compare", photos, "--methods", f"{plain},{method}", "--folds", "2", "--out", tmp_path / "c", "--quiet"
     )
     assert compared.code == 0, compared.err
     assert "mine" in compared.out

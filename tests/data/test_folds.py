@@ -99,12 +99,12 @@ def test_folds_depend_on_seed_and_repeat_alone() -> None:
 def test_two_recipes_with_the_same_data_and_seed_are_tested_on_the_same_folds() -> None:
     source = source_of([0] * 40 + [1] * 12)
     folds = {"data.folds": 4}
-    arms = [named_recipe("quick").override(**folds), Recipe().override(**folds), Recipe(**{"data": {"test": 0.4}})]
-    arms[2] = arms[2].override(**folds, **{"encoder_training.loss": "ce"})
-    for parts in zip(*map(fold_recipes, arms), strict=True):
+    methods = [named_recipe("quick").override(**folds), Recipe().override(**folds), Recipe(**{"data": {"test": 0.4}})]
+    methods[2] = methods[2].override(**folds, **{"encoder_training.loss": "ce"})
+    for parts in zip(*map(fold_recipes, methods), strict=True):
         tests = [split_source(part, source).test.tolist() for part in parts]
         assert tests[0] == tests[1] == tests[2]
-    seeds = [fold_recipes(arms[0].override(seed=seed))[0] for seed in (0, 1)]
+    seeds = [fold_recipes(methods[0].override(seed=seed))[0] for seed in (0, 1)]
     assert split_source(seeds[0], source).test.tolist() != split_source(seeds[1], source).test.tolist()
 
 

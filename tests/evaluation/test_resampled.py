@@ -55,16 +55,16 @@ COSTS = {"big": 9.0, "small": 3.0, "tiny": 1.0}
         ({"small": 0.6, "tiny": 0.6}, "big"),
     ],
 )
-def test_the_cheapest_arm_within_one_standard_error_is_chosen(below: dict[str, float], chosen: str) -> None:
+def test_the_cheapest_method_within_one_standard_error_is_chosen(below: dict[str, float], chosen: str) -> None:
     assert cheapest_near_best("big", below, {"small": 0.5, "tiny": 0.5}, COSTS) == chosen
 
 
-def test_an_arm_without_a_standard_error_must_equal_the_best() -> None:
+def test_an_method_without_a_standard_error_must_equal_the_best() -> None:
     errors = {"small": math.nan, "tiny": math.nan}
     assert cheapest_near_best("big", {"small": 0.0, "tiny": 0.1}, errors, COSTS) == "small"
 
 
-def test_of_arms_of_one_cost_the_higher_is_chosen() -> None:
+def test_of_methods_of_one_cost_the_higher_is_chosen() -> None:
     costs = dict.fromkeys(COSTS, 1.0)
     assert cheapest_near_best("big", {"small": 0.1, "tiny": 0.1}, {"small": 1.0, "tiny": 1.0}, costs) == "big"
 
@@ -81,7 +81,7 @@ def _half(deviation: float, folds: int, repeats: int) -> float:
     return float((t.ppf(0.975, runs - 1) + 0.8416212) * deviation * math.sqrt(1 / runs + 0.25))
 
 
-def test_the_repeats_are_the_fewest_that_tell_the_arms_apart() -> None:
+def test_the_repeats_are_the_fewest_that_tell_the_methods_apart() -> None:
     differences = np.array([2.0, 2.5, 1.5, 2.0, 2.6])
     gap, deviation = differences.mean(), differences.std(ddof=1)
     scale = gap / 1.9 / deviation  # One repeat is too few, and many repeats are enough.
@@ -106,7 +106,7 @@ def test_more_rare_images_narrow_the_interval_by_their_root() -> None:
     assert at[0] <= gap < at[1]
 
 
-def test_arms_that_are_told_apart_need_no_more_images_and_equal_arms_would_need_too_many() -> None:
+def test_methods_that_are_told_apart_need_no_more_images_and_equal_methods_would_need_too_many() -> None:
     assert images_needed([2.0, 2.1, 1.9, 2.0, 2.0], 100, 0.25) == 100
     assert images_needed([0.0] * 5, 100, 0.25) is None
     assert images_needed([1.0, -1.0, 1.0, -1.0, 0.001], 100, 0.25) is None

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lopsided.reports.arms_page import arms_page
+from lopsided.reports.comparison_page import comparison_page
 from lopsided.reports.fold_page import OutOfFold, read_out_of_fold
-from lopsided.runs.comparison import name_arms
+from lopsided.runs.comparison import name_methods
 from lopsided.runs.records import read_records
 from made_folds import make_comparison
 
@@ -22,14 +22,14 @@ MISSES = {"ce": {0, 1, 24, 25, 26}, "weighted-ce": {1, 2, 26}}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two arms, four folds, two repeats; not to be changed."""
+    """Two methods, four folds, two repeats; not to be changed."""
     folder = tmp_path_factory.mktemp("folds") / "CMP"
     return make_comparison(folder, MISSES, repeats=2, seconds={"ce": 60.0, "weighted-ce": 120.0})
 
 
 def out_of_fold(folder: Path) -> tuple[OutOfFold | None, list[str]]:
     records = read_records(folder / "records.jsonl")[0]
-    return read_out_of_fold(folder, records, name_arms(records))
+    return read_out_of_fold(folder, records, name_methods(records))
 
 
 def words(page: str) -> str:
@@ -40,16 +40,16 @@ def test_every_image_has_the_mean_of_its_predictions_over_the_repeats(made: Path
     data, notes = out_of_fold(made)
     assert notes == []
     assert data is not None
-    assert (len(data.names), data.arms, data.rarest) == (32, ("ce", "weighted-ce"), 1)
-    assert all((data.times[arm] == 2).all() for arm in data.arms)
-    for arm, missed in MISSES.items():
-        assert np.flatnonzero(data.hits[arm] == 0).tolist() == sorted(missed)
-        truth = data.p[arm][np.arange(32), data.labels]
+    assert (len(data.names), data.methods, data.rarest) == (32, ("ce", "weighted-ce"), 1)
+    assert all((data.times[method] == 2).all() for method in data.methods)
+    for method, missed in MISSES.items():
+        assert np.flatnonzero(data.hits[method] == 0).tolist() == sorted(missed)
+        truth = data.p[method][np.arange(32), data.labels]
         assert truth == pytest.approx([0.2 if i in missed else 0.9 - i / 100 for i in range(32)], abs=1e-6)
     assert data.uwa("ce") == pytest.approx((22 / 24 + 5 / 8) / 2)
 
 
-def test_images_that_only_one_arm_recognises_are_listed_the_clearest_first(made: Path) -> None:
+def test_images_that_only_one_method_recognises_are_listed_the_clearest_first(made: Path) -> None:
     data, _ = out_of_fold(made)
     assert data is not None
     assert data.only("weighted-ce", "ce", 1).tolist() == [24, 25]
@@ -59,7 +59,7 @@ def test_images_that_only_one_arm_recognises_are_listed_the_clearest_first(made:
 
 
 def test_the_page_has_the_answer_the_curves_and_the_pictures_of_disagreements(made: Path) -> None:
-    page = arms_page(made)
+    page = comparison_page(made)
     text = words(page)
     assert "16 runs on photos: 2 methods, 8 folds." in text
     assert "On all images, weighted-ce has the highest balanced accuracy, " in text
@@ -81,11 +81,11 @@ def test_missing_run_folders_are_said_and_the_figures_stay(made: Path, tmp_path:
     gone = sorted((folder / "cells").iterdir())[:3]
     for cell in gone:
         shutil.rmtree(cell)
-    text = words(arms_page(folder))
+    text = words(comparison_page(folder))
     assert "3 run folders missing or unreadable: the views of images lack these folds." in text
     assert "On all images, weighted-ce has the highest balanced accuracy, " in text
     shutil.rmtree(folder / "cells")
-    page = arms_page(folder)
+    page = comparison_page(folder)
     assert "16 run folders missing or unreadable" in words(page)
     assert "disagreements-1" not in page
 
@@ -115,4 +115,4 @@ def test_names_in_the_data_cannot_change_the_page(made: Path, tmp_path: Path) ->
     folder = shutil.copytree(made, tmp_path / "CMP")
     for table in (folder / "cells").glob("*/predictions.csv"):
         table.write_text(table.read_text().replace("rare/024.png", "<script>alert(1)</script>"))
-    assert "<script>alert" not in arms_page(folder)
+    assert "<script>alert" not in comparison_page(folder)

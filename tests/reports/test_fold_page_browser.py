@@ -21,7 +21,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(make_comparison(folder, MISSES)).path
 
 
-def test_the_choice_of_two_arms_shows_their_images(page_file: Path, show: Open) -> None:
+def test_the_choice_of_two_methods_shows_their_images(page_file: Path, show: Open) -> None:
     page = show(page_file)
     section = page.locator("#disagreements-1")
     for number, (first, second) in enumerate((("ce", "weighted-ce"), ("ce", "focal"), ("weighted-ce", "focal")), 1):
@@ -45,14 +45,14 @@ def test_each_tile_has_a_picture_of_its_image(page_file: Path, show: Open) -> No
     assert tile.locator(".name").inner_text() == "common/002.png"
 
 
-def test_curves_have_a_line_for_each_arm_and_the_figures_follow_the_choice(page_file: Path, show: Open) -> None:
+def test_curves_have_a_line_for_each_method_and_the_figures_follow_the_choice(page_file: Path, show: Open) -> None:
     page = show(page_file)
     assert page.locator("#curves-1 svg.plot").count() == 2
     for plot in page.locator("#curves-1 svg.plot").all():
         assert [plot.locator(f".line.c{i}").count() for i in range(4)] == [1, 1, 1, 0]
     assert page.locator("#curves-1 .legend li").all_inner_texts() == list(MISSES)
     page.check("input[name=show-figure][value=log_loss]")
-    table = page.locator("#arms-1 .one-of:visible")
+    table = page.locator("#methods-1 .one-of:visible")
     assert table.count() == 1
     assert "log loss on out-of-fold images: mean over folds" in table.locator("caption").inner_text()
     assert page.locator("#disagreements-1 .one-of:visible").count() == 1

@@ -13,7 +13,7 @@ from scipy.stats import t
 from lopsided.runs.answer import answer, blocks, notes, to_dict
 from lopsided.runs.comparison import FOLD_RULE, Comparison, compare
 from lopsided.runs.records import Record
-from made_arms import folds, runs
+from made_comparison import folds, runs
 
 BEST = (0.80, 0.84, 0.82, 0.86, 0.78)
 
@@ -68,14 +68,14 @@ def test_folds_of_a_second_repeat_are_further_pairs() -> None:
     assert answer(comparison, None).repeats == 2
 
 
-def test_the_answer_names_the_best_the_close_and_the_lower_arms() -> None:
+def test_the_answer_names_the_best_the_close_and_the_lower_methods() -> None:
     comparison = compared(
         folds("big", *BEST, seconds=600.0),
         folds("small", *shifted(1, -1, 1, -1, 0.5), seconds=60.0),
         folds("poor", *shifted(20, 21, 20, 19, 20), seconds=6.0),
     )
     found = answer(comparison, None)
-    assert (found.best, [each.arm for each in found.close], found.lower) == ("big", ["small"], ("poor",))
+    assert (found.best, [each.method for each in found.close], found.lower) == ("big", ["small"], ("poor",))
     assert found.chosen == "small"
     use, first, second, third = found.sentences()
     assert use == f"Use small: nothing is reliably better on your {comparison.tested} images."
@@ -91,7 +91,7 @@ def test_the_answer_names_the_best_the_close_and_the_lower_arms() -> None:
     assert third.endswith(" to show that. More repeats of the same images would not be enough.")
 
 
-def test_a_cheaper_arm_that_is_more_than_one_standard_error_below_is_not_taken() -> None:
+def test_a_cheaper_method_that_is_more_than_one_standard_error_below_is_not_taken() -> None:
     comparison = compared(folds("big", *BEST, seconds=600.0), folds("small", *shifted(4, 6, 1, 8, 3), seconds=60.0))
     found = answer(comparison, None)
     assert (found.best, found.chosen) == ("big", "big")
@@ -123,21 +123,21 @@ def test_the_answer_says_how_many_repeats_or_rare_images_would_be_enough() -> No
     )
 
 
-def test_equal_arms_cannot_be_told_apart_by_more_images() -> None:
+def test_equal_methods_cannot_be_told_apart_by_more_images() -> None:
     found = answer(compared(folds("big", *BEST, seconds=9.0), folds("small", *BEST, seconds=6.0)), None)
-    assert (found.best, found.chosen) == ("small", "small")  # Of equals the cheaper arm is the best.
+    assert (found.best, found.chosen) == ("small", "small")  # Of equals the cheaper method is the best.
     assert found.sentences()[-1] == (
         "small and big do not differ in balanced accuracy, so more repeats or images would not show a difference."
     )
 
 
-def test_an_arm_without_all_folds_is_not_ranked() -> None:
+def test_an_method_without_all_folds_is_not_ranked() -> None:
     found = answer(compared(folds("ce", *BEST), folds("cl", 0.99, 0.99)), None)
     assert found.best == "ce"
     assert found.sentences()[-1] == "cl is not ranked, because it has 2 of 5 folds."
 
 
-def test_arms_without_common_folds_are_said_to_have_none() -> None:
+def test_methods_without_common_folds_are_said_to_have_none() -> None:
     others = [replace(record, data=f"other-{record.data}") for record in folds("cl", *BEST)]
     found = answer(compared(folds("ce", *BEST), others), None)
     assert found.sentences()[-1] == "ce and cl have no fold in common."

@@ -23,7 +23,7 @@ BASE = Recipe().override(
 
 
 def test_methods_are_separated_by_commas_and_their_words_by_spaces() -> None:
-    arms = parse_candidates(
+    methods = parse_candidates(
         ["ce, afcl eta=300 eta_unit=absolute gamma=7 ,cl temperature=0.5", "from-scratch encoder_training.loss=focal"]
     )
     names = [
@@ -32,8 +32,8 @@ def test_methods_are_separated_by_commas_and_their_words_by_spaces() -> None:
         "cl temperature=0.5",
         "from-scratch encoder_training.loss=focal",
     ]
-    assert [arm.name for arm in arms] == names
-    assert [arm.applied(BASE).loss.label for arm in arms] == [
+    assert [method.name for method in methods] == names
+    assert [method.applied(BASE).loss.label for method in methods] == [
         "CE",
         "AFCL(eta=300, eta_unit=absolute, gamma=7)",
         "CL(temperature=0.5)",
@@ -42,41 +42,44 @@ def test_methods_are_separated_by_commas_and_their_words_by_spaces() -> None:
 
 
 def test_a_loss_changes_the_base_and_one_for_classification_is_trained_end_to_end_for_as_long() -> None:
-    ce, cl = (arm.applied(BASE) for arm in parse_candidates(["ce,cl"]))
+    ce, cl = (method.applied(BASE) for method in parse_candidates(["ce,cl"]))
     assert (ce.method, ce.encoder_training.epochs) == ("end-to-end", 40)
     assert (cl.method, cl.encoder_training.epochs, cl.classifier.epochs) == ("two-stage", 30, 10)
     assert cl.override(**{"encoder_training.loss": BASE.encoder_training.loss}) == BASE
 
 
-def test_an_arm_may_change_any_field_that_is_no_data() -> None:
-    arm = parse_candidate("cl temperature=0.5 encoder_training.sampler=balanced data.image_size=32").applied(BASE)
-    assert (arm.encoder_training.sampler, arm.data.image_size) == ("balanced", 32)
-    assert arm.encoder_training.loss.label == "CL(temperature=0.5)"
+def test_an_method_may_change_any_field_that_is_no_data() -> None:
+    method = parse_candidate("cl temperature=0.5 encoder_training.sampler=balanced data.image_size=32").applied(BASE)
+    assert (method.encoder_training.sampler, method.data.image_size) == ("balanced", 32)
+    assert method.encoder_training.loss.label == "CL(temperature=0.5)"
 
 
 def test_a_recipe_brings_all_but_the_data_the_seed_and_the_machine(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('seed = 9\n[data]\nsource = "isic2018"\ntest = 0.1\nchannels = 3\n[encoder]\nname = "mlp"\n')
-    arm = parse_candidate(str(file), {"encoder_training.epochs": 2})
-    recipe = arm.applied(BASE)
-    assert arm.name == "mine"
+    method = parse_candidate(str(file), {"encoder_training.epochs": 2})
+    recipe = method.applied(BASE)
+    assert method.name == "mine"
     assert (recipe.encoder.name, recipe.encoder_training.epochs) == ("mlp", 2)
     assert (recipe.seed, recipe.threads, recipe.data.source, recipe.data.test) == (5, 2, "fashion-mnist-tops", 0.3)
-    assert (recipe.data.image_size, recipe.data.channels) == (16, 3)  # How images are seen is the arm's own if it says.
+    assert (recipe.data.image_size, recipe.data.channels) == (
+        16,
+        3,
+    )  # How images are seen is the method's own if it says.
     named = parse_candidate("paper-isic gamma=2").applied(BASE)
     assert (named.head.hidden, named.data.image_size) == (2048, 128)
     assert named.encoder_training.loss.parameters["gamma"] == 2
     assert named.data.classes == BASE.data.classes != named_recipe("paper-isic").data.classes
 
 
-def test_the_default_is_an_arm_with_the_data_of_the_base_and_the_pixels_of_its_weights() -> None:
+def test_the_default_is_an_method_with_the_data_of_the_base_and_the_pixels_of_its_weights() -> None:
     sets = {"encoder_training.epochs": 3, "fast": False}
-    arm = parse_candidate("quick", sets).applied(BASE.override(**sets))
-    assert (arm.method, arm.encoder.weights, arm.fast) == ("frozen", "embedded", False)
-    assert (arm.data.source, arm.data.test, arm.data.image_size) == ("fashion-mnist-tops", 0.3, None)
-    assert arm.seed == 5
-    method, loss, _, _ = treatment_of(arm)
-    assert (method, loss.name, arm.spec.epochs(arm)) == ("frozen", "ce", ())
+    recipe = parse_candidate("quick", sets).applied(BASE.override(**sets))
+    assert (recipe.method, recipe.encoder.weights, recipe.fast) == ("frozen", "embedded", False)
+    assert (recipe.data.source, recipe.data.test, recipe.data.image_size) == ("fashion-mnist-tops", 0.3, None)
+    assert recipe.seed == 5
+    method, loss, _, _ = treatment_of(recipe)
+    assert (method, loss.name, recipe.spec.epochs(recipe)) == ("frozen", "ce", ())
     assert parse_candidate("quick").applied(BASE).loss.label == "CE"
 
 
@@ -87,7 +90,7 @@ def test_a_loss_is_no_change_of_a_frozen_base() -> None:
         check_candidates(parse_candidates(["cl"]), named_recipe("quick"))
 
 
-def test_arms_made_in_python_are_changes_by_dotted_names() -> None:
+def test_methods_made_in_python_are_changes_by_dotted_names() -> None:
     recipes = check_candidates(
         [Candidate("plain"), Candidate("warm", {"encoder_training.loss.temperature": 0.5})], BASE
     )
@@ -96,7 +99,7 @@ def test_arms_made_in_python_are_changes_by_dotted_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arms", "told"),
+    ("methods", "told"),
     [
         ("cll", r"^a method must be a loss, a named recipe or a recipe's TOML file, got 'cll'\. Did you mean cl\?$"),
         ("qqqq", r"got 'qqqq'\. The losses are cl, fcl, "),
@@ -124,23 +127,23 @@ def test_arms_made_in_python_are_changes_by_dotted_names() -> None:
         ("gone.toml", r"^a recipe must be a readable TOML file, got gone\.toml"),
     ],
 )
-def test_arms_that_cannot_be_compared_are_refused(arms: str, told: str) -> None:
+def test_methods_that_cannot_be_compared_are_refused(methods: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
-        check_candidates(parse_candidates([arms]), BASE)
+        check_candidates(parse_candidates([methods]), BASE)
 
 
-def test_cells_are_arms_by_scenarios_by_seeds_on_the_same_data(tmp_path: Path) -> None:
+def test_cells_are_methods_by_scenarios_by_seeds_on_the_same_data(tmp_path: Path) -> None:
     base = BASE.override(**{"data.scenario": "90:10,total=100"})
-    arms = parse_candidates(["ce,cl"])
-    found = ComparisonPlan(tmp_path, arms, base, scenarios=["50:50", "98:2,total=50"], runs=2).cells
-    assert [(cell.arm, cell.recipe.data.scenario, cell.recipe.seed) for cell in found] == [
-        (arm, scenario, seed)
+    methods = parse_candidates(["ce,cl"])
+    found = ComparisonPlan(tmp_path, methods, base, scenarios=["50:50", "98:2,total=50"], runs=2).cells
+    assert [(cell.compared_as, cell.recipe.data.scenario, cell.recipe.seed) for cell in found] == [
+        (method, scenario, seed)
         for seed in (5, 6)
         for scenario in ("50:50,total=100", "98:2,total=50")
-        for arm in ("ce", "cl")
+        for method in ("ce", "cl")
     ]
     assert len({cell.key for cell in found}) == 8
-    assert len({(cell.arm, treatment_of(cell.recipe)) for cell in found}) == 4  # Totals are not taken together.
+    assert len({(cell.compared_as, treatment_of(cell.recipe)) for cell in found}) == 4  # Totals are not taken together.
 
 
 def test_without_a_scenario_the_recipes_own_stays() -> None:
@@ -149,7 +152,7 @@ def test_without_a_scenario_the_recipes_own_stays() -> None:
     assert with_scenario(base, "50:50").data.scenario == "50:50"
 
 
-def test_changes_that_fit_only_the_losses_of_the_arms_apply_to_them() -> None:
+def test_changes_that_fit_only_the_losses_of_the_methods_apply_to_them() -> None:
     sets = {"encoder_training.mixup": 0.2, "data.test": 0.2}
     base, late = split_changes(named_recipe("from-scratch"), sets, {"data.source": "x"})
     assert late == {"encoder_training.mixup": 0.2}

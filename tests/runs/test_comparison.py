@@ -10,13 +10,13 @@ from scipy.stats import t
 
 from lopsided.errors import InputError
 from lopsided.runs.answer import answer
-from lopsided.runs.comparison import Comparison, compare, name_arms, value_of
+from lopsided.runs.comparison import Comparison, compare, name_methods, value_of
 from lopsided.runs.keys import LossTable
-from made_arms import run, runs
+from made_comparison import run, runs
 
 
-def difference(comparison: Comparison, arm: str, to: str | None = None, scenario: str | None = "90:10") -> Any:
-    return comparison.difference(scenario, arm, "test", "uwa", to=to)
+def difference(comparison: Comparison, method: str, to: str | None = None, scenario: str | None = "90:10") -> Any:
+    return comparison.difference(scenario, method, "test", "uwa", to=to)
 
 
 def test_an_entry_holds_a_value_for_each_data_and_their_mean_with_students_interval() -> None:
@@ -44,7 +44,7 @@ def test_differences_are_of_pairs_that_saw_the_same_data_with_the_same_seed() ->
     assert difference(compare(apart), "cl") is None
 
 
-def test_any_arm_is_the_baseline() -> None:
+def test_any_method_is_the_baseline() -> None:
     records = [*runs("ce", 0.50, 0.60), *runs("cl", 0.52, 0.64), *runs("afcl", 0.55, 0.64)]
     by_default, by_name = compare(records), compare(records, baseline="cl")
     assert (by_default.baseline, by_name.baseline) == ("ce", "cl")
@@ -55,7 +55,7 @@ def test_any_arm_is_the_baseline() -> None:
         compare(records, baseline="none")
 
 
-def test_intervals_of_differences_are_widened_for_the_number_of_arms() -> None:
+def test_intervals_of_differences_are_widened_for_the_number_of_methods() -> None:
     two = [*runs("ce", 0.50, 0.60, 0.70), *runs("cl", 0.52, 0.64, 0.75)]
     three = [*two, *runs("afcl", 0.5, 0.6, 0.71)]
     alone, among = (difference(compare(records), "cl").figure for records in (two, three))
@@ -64,10 +64,10 @@ def test_intervals_of_differences_are_widened_for_the_number_of_arms() -> None:
     assert among.high - among.value == pytest.approx(t.ppf(1 - 0.05 / 2 / 2, 2) * deviation / math.sqrt(3))
 
 
-def test_two_stage_and_end_to_end_arms_stand_in_one_table() -> None:
+def test_two_stage_and_end_to_end_methods_stand_in_one_table() -> None:
     end_to_end = runs("ce", 0.5, 0.6, method="end-to-end", family="fedcba9876543210", epochs=(4,))
     comparison = compare([*end_to_end, *runs("cl", 0.52, 0.64)])
-    assert comparison.arms == ("ce", "cl")
+    assert comparison.methods == ("ce", "cl")
     assert difference(comparison, "cl").pairs == 2
     assert comparison.about["ce"] == "CE, end-to-end, mlp at 28 px, 4 epochs"
 
@@ -83,47 +83,49 @@ def test_two_stage_and_end_to_end_arms_stand_in_one_table() -> None:
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_runs_of_another_loss_or_recipe_are_never_pooled_whatever_their_arm_is_called(changes: dict[str, Any]) -> None:
+def test_runs_of_another_loss_or_recipe_are_never_pooled_whatever_their_method_is_called(
+    changes: dict[str, Any],
+) -> None:
     own, others = runs("cl", 0.5, 0.6), runs("cl", 0.1, 0.2, **changes)
     comparison = compare([*own, *others])
-    assert len(comparison.arms) == len(set(comparison.arms)) == 2
+    assert len(comparison.methods) == len(set(comparison.methods)) == 2
     assert {len(entry.runs) for entry in comparison.entries.values()} == {2}
 
 
-def test_arms_have_their_own_names_else_those_of_their_losses_and_more_where_these_are_the_same() -> None:
+def test_methods_have_their_own_names_else_those_of_their_losses_and_more_where_these_are_the_same() -> None:
     named = [
         run("cl", 0, 0.5),
-        replace(run("cl", 0, 0.5, loss=LossTable("cl", (("temperature", 0.5),))), arm=None),
+        replace(run("cl", 0, 0.5, loss=LossTable("cl", (("temperature", 0.5),))), compared_as=None),
         run("cl", 0, 0.5, family="fedcba9876543210"),
         run("cl", 0, 0.5, family="fedcba9876543210", loss=LossTable("cl", (("temperature", 0.5),))),
         run("ce", 0, 0.5),
     ]
-    assert list(name_arms(named).values()) == [
+    assert list(name_methods(named).values()) == [
         "cl (CL)",
         "CL(temperature=0.5)",
         "cl (CL) (2)",
         "cl (CL(temperature=0.5))",
         "ce",
     ]
-    assert next(iter(name_arms(named, ["ce"]).values())) == "ce"
+    assert next(iter(name_methods(named, ["ce"]).values())) == "ce"
 
 
-def test_arms_of_one_name_are_told_apart_by_what_differs() -> None:
+def test_methods_of_one_name_are_told_apart_by_what_differs() -> None:
     changed = {"family": "fedcba9876543210", "epochs": (5, 1), "encoder": "resnet18", "image_size": 64}
     records = [*runs("cl", 0.5, 0.6), *runs("cl", 0.5, 0.6, **changed), *runs("ce", 0.5)]
-    assert list(name_arms(records).values()) == [
+    assert list(name_methods(records).values()) == [
         "cl (mlp, 28 px, 3 + 1 epochs)",
         "cl (resnet18, 64 px, 5 + 1 epochs)",
         "ce",
     ]
 
 
-def test_scenarios_of_one_arm_with_other_totals_share_its_name_and_no_scenario_has_runs_of_both() -> None:
+def test_scenarios_of_one_method_with_other_totals_share_its_name_and_no_scenario_has_runs_of_both() -> None:
     other = {"family": "fedcba9876543210"}
     apart = [*runs("cl", 0.5, 0.6), *runs("cl", 0.7, scenario="50:50", **other)]
-    assert compare(apart).arms == ("cl",)
+    assert compare(apart).methods == ("cl",)
     together = [*apart, run("cl", 5, 0.9, **other)]
-    assert compare(together).arms == ("cl", "cl (2)")
+    assert compare(together).methods == ("cl", "cl (2)")
 
 
 def test_records_of_several_sources_are_not_one_comparison() -> None:
@@ -131,7 +133,7 @@ def test_records_of_several_sources_are_not_one_comparison() -> None:
         compare([*runs("ce", 0.5), *runs("cl", 0.5, source="pictures")])
 
 
-def test_of_two_runs_of_one_arm_data_and_seed_the_first_counts() -> None:
+def test_of_two_runs_of_one_method_data_and_seed_the_first_counts() -> None:
     comparison = compare([*runs("ce", 0.5, 0.6), run("ce", 1, 0.9, cell="again")])
     entry = comparison.entry("90:10", "ce", "test", "uwa")
     assert entry is not None
@@ -163,7 +165,7 @@ def test_held_out_accuracy_is_weighted_by_the_proportions_where_there_are_as_man
     assert value_of(run("ce", 0, 0.5), "held_out", "accuracy") is None
 
 
-def test_the_sentence_names_the_best_arm_and_those_that_cannot_be_told_apart_from_it() -> None:
+def test_the_sentence_names_the_best_method_and_those_that_cannot_be_told_apart_from_it() -> None:
     level = (0.50, 0.55, 0.60, 0.52, 0.58)
     records = [
         *runs("low", *(value - 0.2 + i / 500 for i, value in enumerate(level))),
@@ -178,12 +180,12 @@ def test_the_sentence_names_the_best_arm_and_those_that_cannot_be_told_apart_fro
     assert answer(compare(runs("ce", 0.5, scenario=None)), None).sentences()[0] == (
         "On all images, ce has the highest balanced accuracy on test images, 50.0 per cent (1 run)."
     )
-    empty = compare([], arms={run("ce", 0, 0.5).treatment: "ce"}, scenarios=["90:10"])
+    empty = compare([], methods={run("ce", 0, 0.5).treatment: "ce"}, scenarios=["90:10"])
     assert answer(empty, "90:10").sentences() == ["At 90:10, no method has a finished run."]
 
 
-def test_that_the_best_arm_was_not_known_before_widens_its_intervals() -> None:
-    """Of three arms, a gap that is clear to a baseline named before may not be clear to the best found after."""
+def test_that_the_best_method_was_not_known_before_widens_its_intervals() -> None:
+    """Of three methods, a gap that is clear to a baseline named before may not be clear to the best found after."""
     base = (0.50, 0.55, 0.60)
     gain = (0.030, 0.040, 0.048)
     records = [*runs("a", *base), *runs("b", *(x + y for x, y in zip(base, gain, strict=True))), *runs("c", *base)]

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from lopsided.runs.answer import blocks, notes, print_comparison
 from lopsided.runs.comparison import compare
-from made_arms import runs
+from made_comparison import runs
 
 
 def test_of_one_scenario_figures_stand_side_by_side() -> None:

@@ -17,7 +17,7 @@ from lopsided.errors import RunError
 from lopsided.facts.log import Reporter
 from lopsided.paper.page import sweep_page
 from lopsided.paper.protocol import Setting
-from lopsided.reports.arms_page import arms_page
+from lopsided.reports.comparison_page import comparison_page
 from lopsided.reports.report import write_report
 from lopsided.runs.records import append_records, read_records
 from lopsided.runs.run import run_recipe
@@ -169,7 +169,7 @@ def test_a_sweep_killed_before_a_write_trains_no_recorded_cell_again_and_leaves_
     assert "model.safetensors" in RUN_FILES
 
 
-@pytest.mark.parametrize("page", [arms_page, sweep_page])
+@pytest.mark.parametrize("page", [comparison_page, sweep_page])
 @pytest.mark.parametrize(
     "setting", [Setting(0.0, 0.0), Setting(60.0, 0.0), Setting(0.0, 7.0), Setting(60.0, 7.0)], ids=str
 )

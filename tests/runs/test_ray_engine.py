@@ -171,13 +171,13 @@ class TestCommands:
     def test_auto_hands_over_the_model_that_one_process_makes_of_its_recipe(
         self, engine: tuple[str, ...], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(auto, "_ARMS", ("ce", "weighted-ce"))
+        monkeypatch.setattr(auto, "_METHODS", ("ce", "weighted-ce"))
         out = tmp_path / "auto"
         flags = ("--folds", "2", "epochs=1", "classifier_epochs=1", *self.FLAGS)
         ended = command_here("fit", photos, "--auto", "--out", out, *flags, *engine)
         assert ended.code == 0, ended.err
-        arms = [record.arm for record in read_records(out / "comparison" / "records.jsonl")[0]]
-        assert sorted(map(str, arms)) == ["ce", "ce", "weighted-ce", "weighted-ce"]
+        methods = [record.compared_as for record in read_records(out / "comparison" / "records.jsonl")[0]]
+        assert sorted(map(str, methods)) == ["ce", "ce", "weighted-ce", "weighted-ce"]
         again = command_here("fit", "--recipe", out / "recipe.toml", "--out", tmp_path / "again")
         assert again.code == 0, again.err
         assert results_of(out) == results_of(tmp_path / "again")

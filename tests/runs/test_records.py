@@ -79,7 +79,7 @@ any_record = st.builds(
     lopsided=st.just("0.1.0"),
     torch=st.just("2.15.0+cpu"),
     data=st.text("0123456789abcdef", min_size=16, max_size=16),
-    arm=names | st.none(),
+    compared_as=names | st.none(),
     family=st.text("0123456789abcdef", min_size=16, max_size=16),
     epochs=st.tuples(st.integers(1, 9999), st.integers(1, 9999)),
     classes=st.tuples(names, names),
@@ -161,11 +161,11 @@ def test_a_record_holds_the_figures_of_a_run_and_no_path(tmp_path: Path) -> None
     parameters = {"eta": 300.0, "eta_unit": "absolute", "normalization": "released", "temperature": 0.07}
     assert (record.loss.to_dict(), record.seed) == ({"name": "acl", **parameters}, 3)
     assert (record.classifier_loss, record.encoder, record.image_size) == (LossTable("ce"), "resnet18", 64)
-    assert (record.treatment, record.arm) == (treatment_of(RECIPE), None)
+    assert (record.treatment, record.compared_as) == (treatment_of(RECIPE), None)
     assert (record.seconds, record.threads, record.lopsided, record.torch) == (123.46, 2, "0.1.0", "2.6.0")
     assert (record.family, record.epochs) == (family_of(RECIPE), (30, 10))
     assert record.name == "90:10 ACL(eta=300, eta_unit=absolute, normalization=released) seed 3"
-    assert replace(record, arm="mine").name == "90:10 mine seed 3"
+    assert replace(record, compared_as="mine").name == "90:10 mine seed 3"
     # Of the coats at 4, 5 and 6 the one at 5 is recognised; shirts, the rarest in the draw, are not in the test split.
     assert (record.test.images, record.test.minority) == (7, 0)
     assert record.test.recalls[0] == 1.0

@@ -165,11 +165,11 @@ def test_records_that_are_lost_are_read_from_the_run_folders_again(cells: list[R
     assert {record.cell for record in read_records(path)[0]} == {expected[0].cell, expected[1].cell}
 
 
-def test_records_and_failures_bear_the_name_of_their_arm(cells: list[Recipe], tmp_path: Path) -> None:
+def test_records_and_failures_bear_the_name_of_their_method(cells: list[Recipe], tmp_path: Path) -> None:
     engine = Scripted({1: ["it broke."]})
-    outcome = run_sweep([Cell.of(recipe, f"arm {i}") for i, recipe in enumerate(cells[:2])], tmp_path, engine=engine)
-    assert [record.arm for record in outcome.done] == ["arm 0"]
-    assert outcome.failed[0].name == "all images arm 1 seed 1"
+    outcome = run_sweep([Cell.of(recipe, f"method {i}") for i, recipe in enumerate(cells[:2])], tmp_path, engine=engine)
+    assert [record.compared_as for record in outcome.done] == ["method 0"]
+    assert outcome.failed[0].name == "all images method 1 seed 1"
     assert read_records(tmp_path / "records.jsonl")[0] == outcome.done
 
 
@@ -177,10 +177,10 @@ def test_a_sweep_says_what_it_is_about_and_keeps_other_kinds_out(cells: list[Rec
     engine = Scripted()
     run_sweep(cells[:1], tmp_path, engine=engine)
     assert about_sweep(tmp_path).get("kind") is None  # Whoever comes first says.
-    run_sweep(cells[:1], tmp_path, engine=engine, about={"kind": "compare", "arms": ["a"]})
-    run_sweep(cells[:1], tmp_path, engine=engine, about={"kind": "compare", "arms": ["a", "b"]})
+    run_sweep(cells[:1], tmp_path, engine=engine, about={"kind": "compare", "methods": ["a"]})
+    run_sweep(cells[:1], tmp_path, engine=engine, about={"kind": "compare", "methods": ["a", "b"]})
     run_sweep(cells[:1], tmp_path, engine=engine)
-    assert about_sweep(tmp_path)["arms"] == ["a", "b"]
+    assert about_sweep(tmp_path)["methods"] == ["a", "b"]
     told = r"contains a sweep of `lopsided compare`, not of `lopsided reproduce`\. Choose another"
     with pytest.raises(RunError, match=told):
         run_sweep(cells, tmp_path, engine=engine, about={"kind": "reproduce"})

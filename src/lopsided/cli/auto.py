@@ -52,7 +52,7 @@ def fit_auto(
     resume: bool,
     quiet: bool,
 ) -> tuple[Run, bool]:
-    """Return the finished run of the chosen arm, and whether it was already finished."""
+    """Return the finished run of the chosen method, and whether it was already finished."""
     from lopsided import files
     from lopsided.data.prepare import Sources
     from lopsided.data.sources.vectors import check_vector_fields, is_vectors
@@ -99,8 +99,8 @@ def fit_auto(
                     afterwards=START_SECONDS * slowness() / 60,
                 )
             opened = Sources().open(settle(choice.recipe), known=ReadableImages(), cues=True)
-            recipes = {arm: settle(plan.recipes[arm]) for arm in choice.compared}
-            judged = {arm: 100 * judged_accuracy(out, recipe, opened[0]) for arm, recipe in recipes.items()}
+            recipes = {method: settle(plan.recipes[method]) for method in choice.compared}
+            judged = {method: 100 * judged_accuracy(out, recipe, opened[0]) for method, recipe in recipes.items()}
             choice = replace(choice, judged=judged)
             why = [notes.chosen_by_comparison(choice.answer.chosen, choice.sentences())]
             for text in () if quiet else choice.sentences():

@@ -1,4 +1,4 @@
-"""Figures of repeated folds: how sure a difference is, which arm to take, and what would make it surer.
+"""Figures of repeated folds: how sure a difference is, which method to use, and what would make it surer.
 
 ``studies/fold_coverage.py`` measures how often the intervals contain the truth. Its record is
 ``studies/records/fold_coverage.json``.
@@ -18,9 +18,9 @@ from lopsided.errors import InputError, sentence
 from lopsided.evaluation.intervals import SAME, Floats, check_level
 
 POWER = 0.8
-"""The chance to tell two arms apart that a number of repeats or images is computed for."""
+"""The chance to tell two methods apart that a number of repeats or images is computed for."""
 SAME_COST = 0.2
-"""Two arms whose costs differ by at most this share count as equally cheap: their times vary by as much."""
+"""Two methods whose costs differ by at most this share count as equally cheap: their times vary by as much."""
 MOST_REPEATS = 100
 MOST_TIMES = 1000.0
 """Numbers of repeats, and multiples of the images, above which an answer is None: it would help nobody."""
@@ -50,30 +50,30 @@ def standard_error(values: Sequence[float] | NDArray[Any], overlap: float = 0.0)
 def cheapest_near_best(
     best: str, below: Mapping[str, float], errors: Mapping[str, float], costs: Mapping[str, float]
 ) -> str:
-    """Return the cheapest arm that lies at most one standard error below the best arm (Breiman et al., 1984).
+    """Return the cheapest method that lies at most one standard error below the best method (Breiman et al., 1984).
 
-    ``below`` is how far each arm lies below the best arm, and ``errors`` is the standard error of this paired
-    difference. An arm without a standard error counts only if it equals the best arm. The highest of the arms that
-    cost at most ``1 + SAME_COST`` times as much as the cheapest wins, because measured times vary.
+    ``below`` is how far each method lies below the best method, and ``errors`` is the standard error of this paired
+    difference. A method without a standard error counts only if it equals the best method. The highest of the methods
+    that cost at most ``1 + SAME_COST`` times as much as the cheapest wins, because measured times vary.
 
     >>> costs = {"big": 9, "small": 3, "tiny": 1}
     >>> cheapest_near_best("big", {"small": 0.4, "tiny": 2.0}, {"small": 0.5, "tiny": 0.5}, costs)
     'small'
     """
     near = {best: 0.0}
-    for arm, gap in below.items():
-        error = errors[arm]
-        if arm != best and gap <= (SAME if math.isnan(error) else max(error, SAME)):
-            near[arm] = gap
-    least = min(costs[arm] for arm in near)
-    cheap = [arm for arm in near if costs[arm] <= (1 + SAME_COST) * least]
-    return min(cheap, key=lambda arm: (near[arm], costs[arm]))
+    for method, gap in below.items():
+        error = errors[method]
+        if method != best and gap <= (SAME if math.isnan(error) else max(error, SAME)):
+            near[method] = gap
+    least = min(costs[method] for method in near)
+    cheap = [method for method in near if costs[method] <= (1 + SAME_COST) * least]
+    return min(cheap, key=lambda method: (near[method], costs[method]))
 
 
 def repeats_needed(
     differences: Sequence[float] | NDArray[Any], folds: int, overlap: float, level: float = 0.95, power: float = POWER
 ) -> int | None:
-    """Return the number of repeats of the folds that would tell two arms apart, or None if no number would.
+    """Return the number of repeats of the folds that would tell two methods apart, or None if no number would.
 
     ``differences`` are those of the folds that exist, ordered by repeat. The computation takes their mean for the true
     difference and their deviation for that of further folds. More repeats divide only a part of the variance, because
@@ -94,7 +94,7 @@ def images_needed(
     level: float = 0.95,
     power: float = POWER,
 ) -> int | None:
-    """Return the number of rare images that would tell two arms apart with the same folds and repeats.
+    """Return the number of rare images that would tell two methods apart with the same folds and repeats.
 
     ``images`` is the number of rare images now. The computation takes the mean of the differences for the true
     difference, and assumes that their variance falls as 1 / images. None: more than ``MOST_TIMES`` as many.

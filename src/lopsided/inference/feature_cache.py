@@ -1,7 +1,7 @@
 """Features on disk, so that each image goes through a frozen encoder once.
 
 A feature vector is found by the SHA-256 of the image, in a folder for each combination of encoder or feature block,
-weights, preprocessing, view and engine. So runs, folds and arms share features, an encoder shares its own with and
+weights, preprocessing, view and engine. So runs, folds and methods share features, an encoder shares its own with and
 without blocks, and a change of any of these never reads an old feature. A folder holds packs: safetensors files with up
 to ``PACK`` vectors and their keys. A pack is written under a temporary name, renamed, and never changed. So a kill
 leaves no half-written pack, and two writers do not disturb each other. Each pack holds a checksum; a damaged pack is

@@ -1,4 +1,4 @@
-"""The sections of a comparison over folds: curves of all arms, and images on which two arms disagree."""
+"""The sections of a comparison over folds: curves of all methods, and images on which two methods disagree."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
 
 SHOWN = 12
-"""Number of images of a class that are shown for each side of a pair of arms."""
+"""Number of images of a class that are shown for each side of a pair of methods."""
 MOST_CLASSES = 8
 """With more classes, only the rarest ones are shown as pictures; the counts are those of all classes."""
-MOST_ARMS = 7
+MOST_METHODS = 7
 """Number of lines that a plot can tell apart by colour."""
 PICTURE_LIMIT = 8_000_000
 _SIDE = 360
@@ -40,10 +40,10 @@ _SIDE = 360
 
 @dataclass(frozen=True, eq=False)
 class OutOfFold:
-    """The images of a comparison, and for each arm the mean over repeats of its out-of-fold predictions.
+    """The images of a comparison, and for each method the mean over repeats of its out-of-fold predictions.
 
-    ``p`` is the mean probability (images, classes), ``hits`` the share of repeats in which the arm recognises an image,
-    and ``times`` the number of repeats in which it was tested. An image without a prediction has NaN in both.
+    ``p`` is the mean probability (images, classes), ``hits`` the share of repeats in which the method recognises an
+    image, and ``times`` the number of repeats in which it was tested. An image without a prediction has NaN in both.
     """
 
     recipe: Recipe
@@ -56,8 +56,8 @@ class OutOfFold:
     times: Mapping[str, Codes]
 
     @property
-    def arms(self) -> tuple[str, ...]:
-        """The arms that have predictions."""
+    def methods(self) -> tuple[str, ...]:
+        """The methods that have predictions."""
         return tuple(self.p)
 
     @property
@@ -66,25 +66,25 @@ class OutOfFold:
         counts = np.bincount(self.labels, minlength=len(self.classes))
         return int(np.flatnonzero(counts == counts.min())[-1])
 
-    def uwa(self, arm: str) -> float:
+    def uwa(self, method: str) -> float:
         """Return the UWA over all images: the mean over classes of the mean hits; NaN if a class has none."""
-        hits = self.hits[arm]
+        hits = self.hits[method]
         parts = [hits[(self.labels == label) & ~np.isnan(hits)] for label in range(len(self.classes))]
         return float(np.mean([part.mean() for part in parts])) if all(map(len, parts)) else math.nan
 
-    def only(self, arm: str, other: str, label: int) -> Codes:
-        """Return the images of a class that ``arm`` recognises and ``other`` misses, the clearest first.
+    def only(self, method: str, other: str, label: int) -> Codes:
+        """Return the images of a class that ``method`` recognises and ``other`` misses, the clearest first.
 
-        An arm recognises an image if it does so in more than half of the repeats.
+        A method recognises an image if it does so in more than half of the repeats.
         """
-        own, theirs = self.hits[arm], self.hits[other]
+        own, theirs = self.hits[method], self.hits[other]
         rows = np.flatnonzero((self.labels == label) & (own > 0.5) & (theirs <= 0.5))
-        clear = own[rows] - theirs[rows] + (self.p[arm][rows, label] - self.p[other][rows, label])
+        clear = own[rows] - theirs[rows] + (self.p[method][rows, label] - self.p[other][rows, label])
         return rows[np.argsort(-clear, kind="stable")]
 
 
 def read_out_of_fold(
-    folder: Path, records: Iterable[Record], arms: Mapping[Treatment, str]
+    folder: Path, records: Iterable[Record], methods: Mapping[Treatment, str]
 ) -> tuple[OutOfFold | None, list[str]]:
     """Read the predictions of the folds of one source and scenario. Return them, and notes on runs that are missing.
 
@@ -92,10 +92,10 @@ def read_out_of_fold(
     """
     first: tuple[Recipe, tuple[str, ...]] | None = None
     facts: dict[str, tuple[str, str]] = {}
-    found: dict[str, list[Judged]] = {arm: [] for arm in dict.fromkeys(arms.values())}
+    found: dict[str, list[Judged]] = {method: [] for method in dict.fromkeys(methods.values())}
     missing, odd = 0, 0
     for record in records:
-        if record.fold is None or record.treatment not in arms or not is_key(record.cell):
+        if record.fold is None or record.treatment not in methods or not is_key(record.cell):
             continue
         try:
             run, metrics = open_finished(folder / CELLS / record.cell)
@@ -111,7 +111,7 @@ def read_out_of_fold(
             odd += 1
             continue
         facts |= own
-        found[arms[record.treatment]].append(judged)
+        found[methods[record.treatment]].append(judged)
     notes = []
     if missing:
         notes.append(f"{amount(missing, 'run folder')} missing or unreadable: the views of images lack these folds.")
@@ -119,7 +119,7 @@ def read_out_of_fold(
         notes.append(f"{amount(odd, 'run')} with other labels of the images: the views of images lack these folds.")
     if first is None or not facts:
         return None, notes
-    return _gathered(*first, facts, {arm: parts for arm, parts in found.items() if parts}), notes
+    return _gathered(*first, facts, {method: parts for method, parts in found.items() if parts}), notes
 
 
 def _gathered(
@@ -129,7 +129,7 @@ def _gathered(
     places = {name: i for i, name in enumerate(names)}
     codes = {name: i for i, name in enumerate(classes)}
     sums, hits, times = {}, {}, {}
-    for arm, parts in found.items():
+    for method, parts in found.items():
         total, right = np.zeros((len(names), len(classes))), np.zeros(len(names))
         number = np.zeros(len(names), dtype=np.int64)
         for part in parts:
@@ -138,7 +138,7 @@ def _gathered(
             np.add.at(right, rows, ~part.wrong)
             np.add.at(number, rows, 1)
         with np.errstate(invalid="ignore"):
-            sums[arm], hits[arm], times[arm] = total / number[:, None], right / number, number
+            sums[method], hits[method], times[method] = total / number[:, None], right / number, number
     groups = tuple(facts[name][1] for name in names)
     return OutOfFold(
         recipe=recipe,
@@ -153,11 +153,11 @@ def _gathered(
 
 
 def shown_images(data: OutOfFold, budget: int = PICTURE_LIMIT, *, allow_outside: bool = False) -> Thumbnails:
-    """Make the pictures of the images on which arms disagree."""
+    """Make the pictures of the images on which methods disagree."""
     rows: dict[int, None] = {}
-    for arm, other in combinations(data.arms, 2):
+    for method, other in combinations(data.methods, 2):
         for label in _labels(data):
-            for first, second in ((arm, other), (other, arm)):
+            for first, second in ((method, other), (other, method)):
                 rows.update(dict.fromkeys(data.only(first, second, label)[:SHOWN].tolist()))
     names = [data.names[row] for row in rows]
     recipe = data.recipe.override(**{"data.allow_outside": allow_outside})
@@ -171,7 +171,7 @@ def _labels(data: OutOfFold) -> list[int]:
 
 
 def curve_plots(data: OutOfFold) -> dict[str, Any]:
-    """Return the ROC and precision-recall curves of the rarest class, with a line for each arm."""
+    """Return the ROC and precision-recall curves of the rarest class, with a line for each method."""
     label = data.rarest
     name = data.classes[label]
     roc, pr = run_figures.curve_plots(
@@ -181,14 +181,14 @@ def curve_plots(data: OutOfFold) -> dict[str, Any]:
         _SIDE,
     )
     legend = []
-    for number, arm in enumerate(data.arms[:MOST_ARMS]):
-        p = data.p[arm][:, label]
+    for number, method in enumerate(data.methods[:MOST_METHODS]):
+        p = data.p[method][:, label]
         known = ~np.isnan(p)
         first, second = curves(p[known].astype(np.float32), (data.labels == label)[known])
         roc.line(first, f"c{number}")
         pr.line(second, f"c{number}")
-        legend.append((f"c{number}", clean(arm)))
-    left = len(data.arms) - MOST_ARMS
+        legend.append((f"c{number}", clean(method)))
+    left = len(data.methods) - MOST_METHODS
     return {
         "class": clean(name),
         "roc": roc.render(),
@@ -199,38 +199,38 @@ def curve_plots(data: OutOfFold) -> dict[str, Any]:
 
 
 def disagreements(data: OutOfFold, pictures: Thumbnails) -> Iterator[dict[str, Any]]:
-    """Yield, for each pair of arms, how many images only one of them recognises, and the clearest of these images."""
-    for number, (arm, other) in enumerate(combinations(data.arms, 2), start=1):
-        only = [(len(data.only(arm, other, c)), len(data.only(other, arm, c))) for c in range(len(data.classes))]
+    """Yield, for each pair of methods, how many images only one of them recognises, and the clearest of them."""
+    for number, (method, other) in enumerate(combinations(data.methods, 2), start=1):
+        only = [(len(data.only(method, other, c)), len(data.only(other, method, c))) for c in range(len(data.classes))]
         yield {
             "number": number,
-            "arms": (clean(arm), clean(other)),
+            "methods": (clean(method), clean(other)),
             "counts": [
                 (clean(name), int((data.labels == label).sum()), *only[label])
                 for label, name in enumerate(data.classes)
             ],
-            "sides": [_side(data, pictures, *pair) for pair in ((arm, other), (other, arm))],
+            "sides": [_side(data, pictures, *pair) for pair in ((method, other), (other, method))],
         }
 
 
-def _side(data: OutOfFold, pictures: Thumbnails, arm: str, other: str) -> dict[str, Any]:
-    """Return the images that ``arm`` recognises and ``other`` misses."""
+def _side(data: OutOfFold, pictures: Thumbnails, method: str, other: str) -> dict[str, Any]:
+    """Return the images that ``method`` recognises and ``other`` misses."""
     tiles = []
     total = 0
     for label in _labels(data):
-        rows = data.only(arm, other, label)
+        rows = data.only(method, other, label)
         total += len(rows)
-        tiles += [_tile(data, pictures, int(row), arm, other) for row in rows[:SHOWN]]
-    return {"finds": clean(arm), "misses": clean(other), "total": total, "tiles": tiles}
+        tiles += [_tile(data, pictures, int(row), method, other) for row in rows[:SHOWN]]
+    return {"finds": clean(method), "misses": clean(other), "total": total, "tiles": tiles}
 
 
-def _tile(data: OutOfFold, pictures: Thumbnails, row: int, arm: str, other: str) -> dict[str, Any]:
+def _tile(data: OutOfFold, pictures: Thumbnails, row: int, method: str, other: str) -> dict[str, Any]:
     label = data.labels[row]
     return {
         "name": clean(data.names[row]),
         "group": clean(data.groups[row]) if data.groups is not None else "",
         "true": clean(data.classes[label]),
-        "own": float(data.p[arm][row, label]),
+        "own": float(data.p[method][row, label]),
         "other": float(data.p[other][row, label]),
         "picture": pictures.of(data.names[row]),
     }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lopsided import files
 from lopsided.errors import LopsidedError, RunError, sentence
-from lopsided.reports.arms_page import arms_page
+from lopsided.reports.comparison_page import comparison_page
 from lopsided.reports.feature_map import check_kind
 from lopsided.reports.run_data import shown_images
 from lopsided.reports.run_page import run_page
@@ -61,14 +61,14 @@ def write_report(
     ``focus`` is the class that the page of a run follows, and ``prevalence`` are the class shares where its model is
     used. ``allow_outside`` lets pictures be made of files that a run's
     table names outside its folder. ``sweep_page`` writes the page of a sweep from its folder and the folder that the
-    page will lie in; by default it is ``arms_page``. ``progress`` receives the number of pictures of a run.
+    page will lie in; by default it is ``comparison_page``. ``progress`` receives the number of pictures of a run.
     """
     check_kind(kind)
     path = Path(folder)
     target = path / PAGE if out is None else Path(out)
     notes: list[str] = []
     if (path / SWEEP).is_file():
-        make = sweep_page or partial(arms_page, allow_outside=allow_outside, tell=notes.append)
+        make = sweep_page or partial(comparison_page, allow_outside=allow_outside, tell=notes.append)
         about, page = "sweep", make(path, target.parent)
     elif (path / RECIPE).is_file():
         about = "run"

@@ -37,12 +37,12 @@ class SweepData:
     failures: Sequence[tuple[Failure, int]]
     pages: Mapping[str, str]
     """The addresses of those runs' pages that are there, by cell."""
-    arms: Sequence[str] = ()
+    methods: Sequence[str] = ()
     baseline: str | None = None
-    """The names of the arms and of the baseline, if the sweep is a comparison."""
+    """The names of the methods and of the baseline, if the sweep is a comparison."""
 
     def summary(self, what: str) -> str:
-        """Return the number of runs and their duration; ``what`` is the number of arms or losses in words."""
+        """Return the number of runs and their duration; ``what`` is the number of methods or losses in words."""
         if not self.records:
             return "No run has come to its end yet."
         scenarios = {record.scenario for record in self.records if record.scenario is not None}
@@ -96,8 +96,8 @@ def read_sweep(folder: Path, beside: Path | None = None) -> SweepData:
         raise RunError(sentence("a sweep must be readable", f"{folder} ({error.strerror})")) from None
     name, pages = clean(folder.resolve().name), _find_pages(folder, beside or folder, records)
     about = about_sweep(folder)
-    arms, baseline = about.get("arms"), about.get("baseline")
-    known = [arm for arm in arms if isinstance(arm, str)] if isinstance(arms, list) else []
+    methods, baseline = about.get("methods"), about.get("baseline")
+    known = [method for method in methods if isinstance(method, str)] if isinstance(methods, list) else []
     return SweepData(name, records, notes, failures, pages, known, baseline if baseline in known else None)
 
 

@@ -23,28 +23,28 @@ FIGURE = "uwa"
 
 @dataclass(frozen=True)
 class Needed:
-    """An arm that cannot be told apart from the best arm, and what would tell them apart.
+    """A method that has no reliable difference to the best one, and what it would take to show a difference.
 
-    ``below`` is how far it lies below the best arm, in points. ``repeats`` and ``images`` are the number of repeats and
-    the number of images of the rarest class that would be enough; None if no reasonable number is.
+    ``below`` is how far it lies below the best method, in points. ``repeats`` and ``images`` are the number of repeats
+    and the number of images of the rarest class that would be enough; None if no reasonable number is.
     """
 
-    arm: str
+    method: str
     below: Figure
     repeats: int | None
     images: int | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""
-        return {"method": self.arm, "below": self.below.to_dict(), "repeats": self.repeats, "images": self.images}
+        return {"method": self.method, "below": self.below.to_dict(), "repeats": self.repeats, "images": self.images}
 
 
 @dataclass(frozen=True)
 class Answer:
     """What a comparison says about one scenario. ``best`` and ``chosen`` are empty without a finished run.
 
-    ``chosen`` is the cheapest arm within one standard error of the best arm. ``incomplete`` arms lack folds that the
-    others have, so they are not ranked. If the runs are not folds, ``folds`` is 0 and nothing is chosen.
+    ``chosen`` is the cheapest method within one standard error of the best one. ``incomplete`` methods lack folds that
+    the others have, so they are not ranked. If the runs are not folds, ``folds`` is 0 and nothing is chosen.
     """
 
     best: str = ""
@@ -76,14 +76,14 @@ class Answer:
         found = [text for text in found if text]
         found += [self._needed(each) for each in self.close]
         found += [
-            f"{arm} is not ranked, because it has {number} of {self.runs} folds."
-            for arm, number in self.incomplete.items()
+            f"{method} is not ranked, because it has {number} of {self.runs} folds."
+            for method, number in self.incomplete.items()
         ]
         return found
 
     def use(self) -> str:
         """Return which method to use and why; empty if there is only one, or if the runs are no folds."""
-        others = [*(each.arm for each in self.close), *self.lower]
+        others = [*(each.method for each in self.close), *self.lower]
         if not self.chosen or not others:
             return ""
         on = "" if self.where == "On all images" else f" {self.where[0].lower()}{self.where[1:]}"
@@ -97,7 +97,7 @@ class Answer:
         number = f"{self.runs} {what}{'' if self.runs == 1 else 's'}"
         highest = f"highest balanced accuracy{on}, {self.value.value:.1f} per cent ({number})"
         text = f"{self.where}, {self.best} has the {highest}"
-        close = [each.arm for each in self.close]
+        close = [each.method for each in self.close]
         have = "has" if len(close) == 1 else "have"
         parts = [f"{listed(close)} {have} no reliable difference to it"] if close else []
         parts += [f"{listed(self.lower)} {'is' if len(self.lower) == 1 else 'are'} lower"] if self.lower else []
@@ -114,7 +114,7 @@ class Answer:
         return [f"{self.chosen} {why} ({cost}; {against})."]
 
     def _needed(self, needed: Needed) -> str:
-        both = f"{self.best} and {needed.arm}"
+        both = f"{self.best} and {needed.method}"
         gap = f"{needed.below.value:.1f} points"
         if math.isnan(needed.below.value):
             return f"{both} have no fold in common."
@@ -142,7 +142,7 @@ class Answer:
             "no_reliable_difference": [each.to_dict() for each in self.close],
             "lower": list(self.lower),
             "incomplete": dict(self.incomplete),
-            "minutes_per_fold": {arm: round(minutes, 4) for arm, minutes in self.minutes.items()},
+            "minutes_per_fold": {method: round(minutes, 4) for method, minutes in self.minutes.items()},
             "sentences": self.sentences(),
         }
 
@@ -150,34 +150,42 @@ class Answer:
 def answer(comparison: Comparison, scenario: str | None) -> Answer:
     """Return the answer for one scenario.
 
-    The best arm is known only after looking at the figures, so its differences are corrected for all pairs of arms.
+    The best method is known only after looking at the results, so its differences are corrected for all pairs.
     """
     where = "On all images" if scenario is None else f"At {scenario}"
     folds, split = comparison.folds or 0, "test"
     if not folds and "held_out" in comparison.splits:
         split = "held_out"
-    there = {arm: e for arm in comparison.arms if (e := comparison.entry(scenario, arm, split, FIGURE)) is not None}
+    there = {
+        method: e
+        for method in comparison.methods
+        if (e := comparison.entry(scenario, method, split, FIGURE)) is not None
+    }
     if not there:
         return Answer(where=where, folds=folds)
     runs = max(len(entry.runs) for entry in there.values())
-    found = {arm: entry for arm, entry in there.items() if not folds or len(entry.runs) == runs}
-    minutes = {arm: _minutes(comparison, scenario, arm) for arm in there}
-    best = max(found, key=lambda arm: (found[arm].mean.value, -minutes[arm] if folds else 0.0))
+    found = {method: entry for method, entry in there.items() if not folds or len(entry.runs) == runs}
+    minutes = {method: _minutes(comparison, scenario, method) for method in there}
+    best = max(found, key=lambda method: (found[method].mean.value, -minutes[method] if folds else 0.0))
     level = comparison.level(len(found) * (len(found) - 1) // 2)
-    gaps = {arm: found[best].less(entry, level) for arm, entry in found.items() if arm != best}
-    lower = tuple(arm for arm, gap in gaps.items() if gap is not None and gap.differs)
-    values = {arm: [own - other for own, other in found[best].pairs(found[arm])] for arm in gaps}
-    errors = {arm: standard_error(each, found[best].overlap) if folds and each else 0.0 for arm, each in values.items()}
-    below = {arm: found[best].mean.value - found[arm].mean.value for arm in gaps}
+    gaps = {method: found[best].less(entry, level) for method, entry in found.items() if method != best}
+    lower = tuple(method for method, gap in gaps.items() if gap is not None and gap.differs)
+    values = {method: [own - other for own, other in found[best].pairs(found[method])] for method in gaps}
+    errors = {
+        method: standard_error(each, found[best].overlap) if folds and each else 0.0 for method, each in values.items()
+    }
+    below = {method: found[best].mean.value - found[method].mean.value for method in gaps}
     close = tuple(
         Needed(
-            arm,
+            method,
             UNDEFINED if gap is None else gap.figure,
-            repeats_needed(values[arm], folds, found[best].overlap, level) if folds and values[arm] else None,
-            images_needed(values[arm], comparison.rare, found[best].overlap, level) if folds and values[arm] else None,
+            repeats_needed(values[method], folds, found[best].overlap, level) if folds and values[method] else None,
+            images_needed(values[method], comparison.rare, found[best].overlap, level)
+            if folds and values[method]
+            else None,
         )
-        for arm, gap in gaps.items()
-        if arm not in lower
+        for method, gap in gaps.items()
+        if method not in lower
     )
     return Answer(
         best=best,
@@ -185,7 +193,7 @@ def answer(comparison: Comparison, scenario: str | None) -> Answer:
         chosen=cheapest_near_best(best, below, errors, minutes) if folds else "",
         close=close,
         lower=lower,
-        incomplete={arm: len(entry.runs) for arm, entry in there.items() if arm not in found},
+        incomplete={method: len(entry.runs) for method, entry in there.items() if method not in found},
         minutes=minutes,
         folds=folds,
         runs=len(found[best].runs),
@@ -215,8 +223,8 @@ def time_text(seconds: float) -> str:
     return f"{seconds / 60:.1f} minutes" if seconds >= 90 else f"{seconds:.{int(seconds < 10)}f} s"
 
 
-def _minutes(comparison: Comparison, scenario: str | None, arm: str) -> float:
-    entry = comparison.entry(scenario, arm, "test", SECONDS)
+def _minutes(comparison: Comparison, scenario: str | None, method: str) -> float:
+    entry = comparison.entry(scenario, method, "test", SECONDS)
     return 0.0 if entry is None else entry.mean.value / 60
 
 
@@ -285,22 +293,22 @@ MOST_CLASSES = 4
 
 @dataclass(frozen=True)
 class Block:
-    """One table: a row per arm, and a column per scenario of one figure, or per figure of one scenario."""
+    """One table: a row per method, and a column per scenario of one figure, or per figure of one scenario."""
 
     title: str
     columns: tuple[tuple[str, str | None, str, str], ...]
     """Header, scenario, split and figure of each column."""
 
     def rows(self, comparison: Comparison) -> Iterator[list[str]]:
-        """Yield a row of means per arm, followed by a row of differences for every arm but the baseline."""
-        for arm in comparison.arms:
-            found = [(comparison.entry(scenario, arm, *of), of[-1]) for _, scenario, *of in self.columns]
+        """Yield a row of means per method, followed by a row of differences for every method but the baseline."""
+        for method in comparison.methods:
+            found = [(comparison.entry(scenario, method, *of), of[-1]) for _, scenario, *of in self.columns]
             yield [
-                arm,
+                method,
                 *(MISSING if e is None else f"{mean_text(e.mean, figure)} ({len(e.runs)})" for e, figure in found),
             ]
-            if arm != comparison.baseline:
-                gaps = [(comparison.difference(scenario, arm, *of), of[-1]) for _, scenario, *of in self.columns]
+            if method != comparison.baseline:
+                gaps = [(comparison.difference(scenario, method, *of), of[-1]) for _, scenario, *of in self.columns]
                 texts = [MISSING if g is None else f"{difference_text(g.figure, f)} ({g.pairs})" for g, f in gaps]
                 yield [f"  less {comparison.baseline}", *texts]
 
@@ -361,9 +369,9 @@ def notes(comparison: Comparison) -> list[str]:
     found = []
     for scenario in comparison.scenarios:
         times = [
-            f"{arm} {time_text(entry.mean.value)}"
-            for arm in comparison.arms
-            if (entry := comparison.entry(scenario, arm, "test", SECONDS)) is not None
+            f"{method} {time_text(entry.mean.value)}"
+            for method in comparison.methods
+            if (entry := comparison.entry(scenario, method, "test", SECONDS)) is not None
         ]
         if times:
             what = "run" if comparison.folds is None else "fold"

@@ -1,4 +1,4 @@
-"""Choose an arm within a time budget: compare arms over folds, the cheapest first, and take one by the usual rule."""
+"""Choose a method within a time budget: compare methods over folds, the cheapest first, and take one of them."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from lopsided.runs.view import View
 MINUTES = 60.0
 """The default budget."""
 USUAL_SIZE = 224
-"""Side of the images for which the costs of arms are estimated."""
+"""Side of the images for which the costs of methods are estimated."""
 _RECIPES = ("quick", "thorough", "adapter", "fine-tune")
-_ARMS = (*_RECIPES, "ce", "weighted-ce", "cl", "afcl")
+_METHODS = (*_RECIPES, "ce", "weighted-ce", "cl", "afcl")
 
 
 def usual_candidates(*, vectors: bool = False, columns: bool = False) -> list[str]:
-    """Return the arms that are compared: the recipes that exist, and the losses from scratch.
+    """Return the methods that are compared: the recipes that exist, and the losses from scratch.
 
     Vectors have no pretrained encoders, so there is nothing to fine-tune and one way to use them as they are. With
     ``columns`` beside the images, no encoder is trained.
     """
     there = named_recipes()
-    arms = [arm for arm in _ARMS if not (vectors and arm in ("thorough", "fine-tune"))]
+    methods = [method for method in _METHODS if not (vectors and method in ("thorough", "fine-tune"))]
     if columns:
-        arms = [arm for arm in arms if arm in there and not named_recipe(arm).spec.trains_encoder]
-    return [arm for arm in arms if arm in there or arm not in _RECIPES]
+        methods = [method for method in methods if method in there and not named_recipe(method).spec.trains_encoder]
+    return [method for method in methods if method in there or method not in _RECIPES]
 
 
 def work_of(recipe: Recipe) -> float:
-    """Return a rough measure of the cost of a training run, to order arms by: images that pass through the encoder.
+    """Return a rough measure of the cost of a training run, to order methods by: images that pass through the encoder.
 
     An image of another size counts by its area. A frozen encoder sees each view of an image once, and so does each of
     several joined encoders; heads on them add little.
@@ -65,9 +65,9 @@ def cheapest_first(recipes: Mapping[str, Recipe]) -> list[str]:
 
 @dataclass(frozen=True)
 class Choice:
-    """The outcome: the answer of the comparison, the recipe of the chosen arm, and why arms were left out.
+    """The outcome: the answer of the comparison, the recipe of the chosen method, and why methods were left out.
 
-    ``judged`` is the balanced accuracy of each compared arm as its run would have it, in per cent.
+    ``judged`` is the balanced accuracy of each compared method as its run would have it, in per cent.
     """
 
     answer: Answer
@@ -78,22 +78,22 @@ class Choice:
 
     @property
     def compared(self) -> list[str]:
-        """The arms with all folds, the best first."""
-        return [self.answer.best, *(each.arm for each in self.answer.close), *self.answer.lower]
+        """The methods with all folds, the best first."""
+        return [self.answer.best, *(each.method for each in self.answer.close), *self.answer.lower]
 
     def sentences(self) -> list[str]:
-        """Return the answer in words, and the arms that were left out."""
+        """Return the answer in words, and the methods that were left out."""
         found = self.answer.sentences()
         if not (self.answer.close or self.answer.lower):
             found.append(f"Use {self.answer.chosen}: no other method has all folds.")
         if self.judged:
-            figures = ", ".join(f"{arm} {value:.1f}" for arm, value in self.judged.items())
+            figures = ", ".join(f"{method} {value:.1f}" for method, value in self.judged.items())
             found.append(
                 f"Judged like the run, by the images of all folds together: {figures} per cent. The numbers above are "
                 "means over the folds, each with the threshold of its own training images."
             )
-        found += [f"{arm} was left out: {why}." for arm, why in self.left_out.items()]
-        return found + [f"{arm} failed: {error}" for arm, error in self.failed.items()]
+        found += [f"{method} was left out: {why}." for method, why in self.left_out.items()]
+        return found + [f"{method} failed: {error}" for method, error in self.failed.items()]
 
 
 def choose(
@@ -133,7 +133,7 @@ def choose(
             )
         done.update({record.cell: record for record in outcome.done})
         for failure in outcome.failed:
-            failed.setdefault(str(failure.arm), failure.error)
+            failed.setdefault(str(failure.compared_as), failure.error)
 
     def spent() -> float:
         """Return the minutes of this call, or those of all finished folds if an earlier call made some of them."""
@@ -171,7 +171,7 @@ def choose(
     names = {treatment_of(cell.recipe): name for name in order for cell in plan.cells_of(name)[:1]}
     complete = {treatment: name for treatment, name in names.items() if name not in left_out and name not in failed}
     scenario = proportion(plan.base.data.scenario)
-    comparison = compare(done.values(), arms=complete, scenarios=[scenario])
+    comparison = compare(done.values(), methods=complete, scenarios=[scenario])
     found = answer(comparison, scenario) if done and complete else Answer()
     if not found.chosen:
         first = next(iter(failed.values()), "no method has a finished fold.")

@@ -1,10 +1,10 @@
-"""Compare arms from the records of a sweep: means, intervals, paired differences. Needs no torch.
+"""Compare methods from the records of a sweep: means, intervals, paired differences. Needs no torch.
 
-An arm is one treatment: the method, the losses and every other field of the recipe except the data, the seed and the
-class proportions. An entry is one figure of one arm in one scenario: a value per run, and the mean with Student's 95 %
-interval. It never pools runs of different treatments. A difference between two arms uses the pairs of runs that saw the
-same data with the same seed. If the runs of an arm are folds of the same images, their training images overlap, and the
-intervals have the variance of Nadeau and Bengio.
+A method is one treatment: all fields of the recipe except data, seed and class proportions. An entry is one metric of
+one method in one scenario: a value per run, and the mean with Student's 95 % interval. It never pools runs of different
+treatments. A difference between two methods uses the pairs of runs that saw the same data with the same seed. If the
+runs of a method are folds of the same images, their training images overlap, and the intervals have the variance of
+Nadeau and Bengio.
 
 Each model is evaluated on two sets of images: ``test``, and ``held_out``, equally many images of each class that the
 scenario did not draw. Held-out accuracy is the mean of the recalls weighted by the scenario's proportions: an estimate
@@ -56,7 +56,7 @@ RULE = (
 )
 
 Key = tuple[str | None, str, str, str]
-"""Scenario, arm, split, figure."""
+"""Scenario, method, split, figure."""
 
 
 class Run(NamedTuple):
@@ -74,7 +74,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure of one arm in one scenario; shares are in per cent.
+    """One figure of one method in one scenario; shares are in per cent.
 
     ``overlap`` is 0, or for folds the number of images in a fold divided by the number of the other images.
     """
@@ -88,12 +88,12 @@ class Entry:
         return mean_interval([run.value for run in self.runs], overlap=self.overlap)
 
     def pairs(self, other: Entry) -> list[tuple[float, float]]:
-        """Return the values of both arms in the runs that saw the same data with the same seed."""
+        """Return the values of both methods in the runs that saw the same data with the same seed."""
         theirs = {run[:2]: run.value for run in other.runs}
         return [(run.value, theirs[run[:2]]) for run in self.runs if run[:2] in theirs]
 
     def less(self, other: Entry, level: float, same: float = ROUNDING) -> Difference | None:
-        """Return the mean difference to another arm over their pairs of runs; None without a pair."""
+        """Return the mean difference to another method over their pairs of runs; None without a pair."""
         pairs = self.pairs(other)
         if not pairs:
             return None
@@ -104,7 +104,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between two arms in points, and the number of pairs of runs."""
+    """The difference between two methods in points, and the number of pairs of runs."""
 
     figure: Figure
     pairs: int
@@ -117,18 +117,18 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Arms side by side on one source. A cell without a finished run has no entry."""
+    """Methods side by side on one source. A cell without a finished run has no entry."""
 
     source: str
     classes: tuple[str, ...]
-    arms: tuple[str, ...]
+    methods: tuple[str, ...]
     baseline: str
     scenarios: tuple[str | None, ...]
     entries: Mapping[Key, Entry]
     about: Mapping[str, str]
-    """A description of each arm."""
+    """A description of each method."""
     passed_over: int
-    """The number of runs ignored because an earlier run has the same arm, data and seed."""
+    """The number of runs ignored because an earlier run has the same method, data and seed."""
     folds: int | None = None
     """The number of folds if the runs are folds."""
     rare: int = 0
@@ -162,20 +162,20 @@ class Comparison:
         """Name the images of a split."""
         return "out-of-fold" if self.folds is not None and split == "test" else WORDS[split]
 
-    def entry(self, scenario: str | None, arm: str, split: str, figure: str) -> Entry | None:
+    def entry(self, scenario: str | None, method: str, split: str, figure: str) -> Entry | None:
         """Return an entry, or None if there is no run."""
-        return self.entries.get((scenario, arm, split, figure))
+        return self.entries.get((scenario, method, split, figure))
 
     def difference(
-        self, scenario: str | None, arm: str, split: str, figure: str, *, to: str | None = None, comparisons: int = 0
+        self, scenario: str | None, method: str, split: str, figure: str, *, to: str | None = None, comparisons: int = 0
     ) -> Difference | None:
-        """Return the difference of an arm to another one, by default the baseline; None without a pair of runs.
+        """Return the difference of a method to another one, by default the baseline; None without a pair of runs.
 
-        The interval is corrected for ``comparisons``, by default the number of the other arms.
+        The interval is corrected for ``comparisons``, by default the number of the other methods.
         """
         to = self.baseline if to is None else to
-        own, other = self.entry(scenario, arm, split, figure), self.entry(scenario, to, split, figure)
-        if own is None or other is None or arm == to:
+        own, other = self.entry(scenario, method, split, figure), self.entry(scenario, to, split, figure)
+        if own is None or other is None or method == to:
             return None
         same = ROUNDING if is_share(figure) else ROUNDING / 100
         return own.less(other, self.level(comparisons), same)
@@ -183,16 +183,16 @@ class Comparison:
     def level(self, comparisons: int = 0) -> float:
         """Return the level of one interval if ``comparisons`` intervals hold together at 95 %.
 
-        The default is the number of the arms besides the baseline.
+        The default is the number of the methods besides the baseline.
         """
-        return 1 - ALPHA / max(comparisons or len(self.arms) - 1, 1)
+        return 1 - ALPHA / max(comparisons or len(self.methods) - 1, 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""
         return {
             "source": self.source,
             "classes": list(self.classes),
-            "methods": [{"name": arm, "about": self.about.get(arm, "")} for arm in self.arms],
+            "methods": [{"name": method, "about": self.about.get(method, "")} for method in self.methods],
             "baseline": self.baseline,
             "scenarios": list(self.scenarios),
             "entries": [self._to_dict(key, entry) for key, entry in self.entries.items()],
@@ -201,11 +201,11 @@ class Comparison:
         }
 
     def _to_dict(self, key: Key, entry: Entry) -> dict[str, Any]:
-        scenario, arm, split, figure = key
+        scenario, method, split, figure = key
         difference = self.difference(*key)
         return {
             "scenario": scenario,
-            "method": arm,
+            "method": method,
             "split": split,
             "figure": self.word(figure) if figure.startswith(RECALL) else figure,
             "runs": [run.to_dict() for run in entry.runs],
@@ -218,20 +218,20 @@ class Comparison:
 def compare(
     records: Iterable[Record],
     *,
-    arms: Mapping[Treatment, str] | None = None,
+    methods: Mapping[Treatment, str] | None = None,
     baseline: str | None = None,
     scenarios: Sequence[str | None] | None = None,
     source: str = "",
 ) -> Comparison:
-    """Arrange the records of one source by arm and scenario; records of other treatments than ``arms`` are ignored.
+    """Arrange the records of one source by method and scenario; records of treatments not in ``methods`` are ignored.
 
-    Without ``arms``, every treatment is an arm, named by ``name_arms``. The default baseline is the first arm.
+    Without ``methods``, every treatment is a method, named by ``name_methods``. The default baseline is the first one.
     ``source`` names the data if there are no records.
     """
     records = sorted(records, key=lambda record: (record.seed, 0 if record.fold is None else record.fold.fold))
-    arms = name_arms(records) if arms is None else arms
-    chosen = [record for record in records if record.treatment in arms]
-    names = tuple(dict.fromkeys(arms.values()))
+    methods = name_methods(records) if methods is None else methods
+    chosen = [record for record in records if record.treatment in methods]
+    names = tuple(dict.fromkeys(methods.values()))
     if baseline is not None and baseline not in names:
         raise InputError(sentence(f"the baseline must be one of the methods, {', '.join(names)}", shown(baseline)))
     if scenarios is None:
@@ -243,9 +243,9 @@ def compare(
         place = record.treatment, record.scenario, record.data, record.seed
         seen[place] += 1
         if record.scenario in scenarios and seen[place] == 1:
-            overlaps.setdefault((record.scenario, arms[record.treatment]), []).append(overlap_of(record))
+            overlaps.setdefault((record.scenario, methods[record.treatment]), []).append(overlap_of(record))
             for split, figure, value in values_of(record):
-                runs = found.setdefault((record.scenario, arms[record.treatment], split, figure), {})
+                runs = found.setdefault((record.scenario, methods[record.treatment], split, figure), {})
                 fold = None if record.fold is None else record.fold.fold
                 runs[record.data, record.seed] = Run(record.data, record.seed, value, fold)
     order = {name: i for i, name in enumerate(names)}
@@ -253,11 +253,11 @@ def compare(
     return Comparison(
         source=source_of(chosen) or source,
         classes=_classes(chosen),
-        arms=names,
+        methods=names,
         baseline=(names[0] if names else "") if baseline is None else baseline,
         scenarios=tuple(scenarios),
         entries={key: Entry(tuple(found[key].values()), fmean(overlaps[key[:2]])) for key in keys},
-        about={arms[record.treatment]: _about(record) for record in reversed(chosen)},
+        about={methods[record.treatment]: _about(record) for record in reversed(chosen)},
         passed_over=sum(seen.values()) - len(seen),
         folds=next((record.fold.folds for record in chosen if record.fold is not None), None),
         rare=max((r.test.minority + r.fold.rest_minority for r in chosen if r.fold is not None), default=0),
@@ -277,11 +277,11 @@ def overlap_of(record: Record) -> float:
     return max(record.test.images / fold.rest, rare)
 
 
-def name_arms(records: Iterable[Record], order: Sequence[str] = ()) -> dict[Treatment, str]:
-    """Name every treatment by its arm, or else by its loss. If names are equal, add in parentheses what differs.
+def name_methods(records: Iterable[Record], order: Sequence[str] = ()) -> dict[Treatment, str]:
+    """Name every treatment by its method, or else by its loss. If names are equal, add in parentheses what differs.
 
     Treatments that differ in nothing that a record holds share a name if no scenario has runs of both: these are the
-    scenarios of one arm, with other totals. Otherwise they are numbered. The arms in ``order`` come first.
+    scenarios of one method, with other totals. Otherwise they are numbered. The methods in ``order`` come first.
     """
     first: dict[Treatment, Record] = {}
     scenarios: dict[Treatment, set[str | None]] = {}
@@ -290,7 +290,7 @@ def name_arms(records: Iterable[Record], order: Sequence[str] = ()) -> dict[Trea
         scenarios.setdefault(record.treatment, set()).add(record.scenario)
     alike: dict[str, list[Treatment]] = {}
     for treatment, record in first.items():
-        alike.setdefault(record.arm or record.loss.label, []).append(treatment)
+        alike.setdefault(record.compared_as or record.loss.label, []).append(treatment)
     found: dict[Treatment, str] = {}
     taken: dict[str, set[str | None]] = {}
     for name, treatments in alike.items():
@@ -303,12 +303,12 @@ def name_arms(records: Iterable[Record], order: Sequence[str] = ()) -> dict[Trea
             taken.setdefault(free, set()).update(scenarios[treatment])
             found[treatment] = free
     rank = {name: i for i, name in enumerate(order)}
-    place = {treatment: rank.get(record.arm or "", len(rank)) for treatment, record in first.items()}
+    place = {treatment: rank.get(record.compared_as or "", len(rank)) for treatment, record in first.items()}
     return {treatment: found[treatment] for treatment in sorted(first, key=place.__getitem__)}
 
 
 def _traits(record: Record) -> tuple[str, ...]:
-    """Return what a record holds about its treatment, in words that tell two arms of one name apart."""
+    """Return what a record holds about its treatment, in words that tell two methods of one name apart."""
     return (
         record.loss.label,
         record.method,

@@ -233,7 +233,7 @@ class ComparisonPlan:
 
     def cells_of(self, name: str) -> list[Cell]:
         """Return the cells of one candidate."""
-        return [cell for cell in self.cells if cell.arm == name]
+        return [cell for cell in self.cells if cell.compared_as == name]
 
     def check_recipes(self, num_classes: int | None = None) -> None:
         """Check the encoder of each candidate, or its loss for a number of classes, before all of its cells fail."""
@@ -269,16 +269,16 @@ class ComparisonPlan:
                 then, now = ({"data.scenario": each[name]} for each in (old_scenarios, scenarios))
                 self._check_same(f"runs at {name}", then, now)
             changes, scenarios = {**old_changes, **changes}, {**old_scenarios, **scenarios}
-        before = there["arms"] if isinstance(there.get("arms"), list) else []
+        before = there["methods"] if isinstance(there.get("methods"), list) else []
         names = [*self.recipes, *(name for name in before if isinstance(name, str) and name not in self.recipes)]
         sections = {"settings": settings, "changes": changes, "scenarios": scenarios}
-        return {"kind": KIND, "arms": names, **sections, "baseline": self.baseline, "images": images}
+        return {"kind": KIND, "methods": names, **sections, "baseline": self.baseline, "images": images}
 
     def compare(self, source: str) -> Comparison:
         """Compare all runs of these candidates and scenarios, including those of earlier commands."""
         return compare(
             [record for record in self._records() if record.source == source],
-            arms={treatment_of(cell.recipe): str(cell.arm) for cell in self.cells},
+            methods={treatment_of(cell.recipe): str(cell.compared_as) for cell in self.cells},
             baseline=self.baseline,
             scenarios=list(dict.fromkeys(proportion(cell.recipe.data.scenario) for cell in self.cells)),
             source=source,

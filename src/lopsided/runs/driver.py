@@ -134,7 +134,7 @@ class _Driver:
         if not error:
             self.finish(cell, self.plan.put_away(cell, ended.record))
             return
-        failure = Failure.of(cell.recipe, error, cell.arm)
+        failure = Failure.of(cell.recipe, error, cell.compared_as)
         self.plan.note_failure(failure)
         self.deaths[cell.key] += ended.died
         if ended.died and self.deaths[cell.key] <= self.retries:

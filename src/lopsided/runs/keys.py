@@ -150,7 +150,7 @@ def digest(content: Any) -> str:
 
 
 def coordinates(scenario: str | None, what: str, seed: int, fold: int | None = None) -> str:
-    """Name a cell by its scenario, its arm or loss, and its seed or fold.
+    """Name a cell by its scenario, its method or loss, and its seed or fold.
 
     >>> coordinates("90:10", "AFCL(eta=300)", 2), coordinates(None, "CL", 0, 6)
     ('90:10 AFCL(eta=300) seed 2', 'all images CL fold 6')

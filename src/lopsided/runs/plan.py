@@ -29,15 +29,15 @@ class Cell:
 
     key: str
     recipe: Recipe
-    arm: str | None = None
+    compared_as: str | None = None
     place: str = ""
     """The path of the run below the folder of the plan; by default the folder ``key`` among the cells."""
 
     @classmethod
-    def of(cls, recipe: Recipe, arm: str | None = None) -> Cell:
+    def of(cls, recipe: Recipe, compared_as: str | None = None) -> Cell:
         """Settle a recipe and name its folder."""
         settled = settle(recipe)
-        return cls(cell_key(settled), settled, arm)
+        return cls(cell_key(settled), settled, compared_as)
 
     @property
     def path(self) -> str:
@@ -47,7 +47,7 @@ class Cell:
     @property
     def name(self) -> str:
         """The cell in words."""
-        what = self.arm or self.recipe.loss.label
+        what = self.compared_as or self.recipe.loss.label
         return coordinates(proportion(self.recipe.data.scenario), what, self.recipe.seed, self.recipe.data.fold)
 
 

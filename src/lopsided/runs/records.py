@@ -128,8 +128,8 @@ class Record:
     ``source`` is the name of the source, never a path: isic2018 for any folder with its layout. ``scenario`` has no
     total. ``held_out`` has the figures on the images that the scenario did not draw, if they were requested. ``data``
     is equal for runs that saw the same images. ``family`` differs between recipes that differ in more than loss,
-    proportions and seed. ``epochs`` has the epochs of each stage. ``classes`` has the class names in order. ``arm`` is
-    the name of the run's arm in a comparison. ``fold`` is set if the test images are a fold.
+    proportions and seed. ``epochs`` has the epochs of each stage. ``classes`` has the class names in order.
+    ``compared_as`` is the name of the run's method in a comparison. ``fold`` is set if the test images are a fold.
     """
 
     cell: str
@@ -153,7 +153,7 @@ class Record:
     family: str
     epochs: tuple[int, ...]
     classes: tuple[str, ...]
-    arm: str | None = None
+    compared_as: str | None = None
     fold: Fold | None = None
 
     @classmethod
@@ -206,7 +206,7 @@ class Record:
     def name(self) -> str:
         """The cell in words."""
         fold = None if self.fold is None else self.fold.fold
-        return coordinates(self.scenario, self.arm or self.loss.label, self.seed, fold)
+        return coordinates(self.scenario, self.compared_as or self.loss.label, self.seed, fold)
 
     @property
     def treatment(self) -> Treatment:
@@ -232,20 +232,20 @@ class Failure:
     loss: _Loss
     seed: int
     error: str
-    arm: str | None = None
+    compared_as: str | None = None
     fold: int | None = None
 
     @classmethod
-    def of(cls, recipe: Recipe, error: str, arm: str | None = None) -> Failure:
+    def of(cls, recipe: Recipe, error: str, compared_as: str | None = None) -> Failure:
         """Return the failure of a settled recipe. Characters that UTF-8 cannot encode are replaced."""
         loss = LossTable.of(recipe.loss)
         scenario, fold = proportion(recipe.data.scenario), recipe.data.fold
-        return cls(cell_key(recipe), scenario, loss, recipe.seed, writable(error), arm, fold)
+        return cls(cell_key(recipe), scenario, loss, recipe.seed, writable(error), compared_as, fold)
 
     @property
     def name(self) -> str:
         """The cell in words."""
-        return coordinates(self.scenario, self.arm or self.loss.label, self.seed, self.fold)
+        return coordinates(self.scenario, self.compared_as or self.loss.label, self.seed, self.fold)
 
     def to_json(self) -> str:
         """Write one line, without its break."""

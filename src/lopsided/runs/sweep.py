@@ -229,7 +229,7 @@ class Sweep(Plan):
         Models that are not kept are removed before, because a cell with a record is not checked again.
         """
         assert record is not None
-        record = replace(record, arm=cell.arm)
+        record = replace(record, compared_as=cell.compared_as)
         if not self.keeps_models:
             drop_model(self.folder / cell.path)
         for note in append_records(self.folder / RECORDS, record):

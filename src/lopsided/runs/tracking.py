@@ -255,12 +255,12 @@ def tracked_sweep(
 
 
 def _means(cells: Sequence[Cell], done: Mapping[str, Record | None]) -> dict[str, float]:
-    """Return the mean UWA of the test images of each arm or loss, in each scenario."""
+    """Return the mean UWA of the test images of each method or loss, in each scenario."""
     found: dict[str, list[float]] = {}
     for cell in cells:
         record = done.get(cell.key)
         if record is not None:
-            own = [proportion(cell.recipe.data.scenario), cell.arm or cell.recipe.loss.label]
+            own = [proportion(cell.recipe.data.scenario), cell.compared_as or cell.recipe.loss.label]
             found.setdefault(f"uwa/{' '.join(filter(None, own))}", []).append(record.test.uwa)
     means = {name: sum(values) / len(values) for name, values in found.items()}
     return {name: value for name, value in means.items() if math.isfinite(value)}
@@ -328,7 +328,7 @@ def _child_name(folder: Path, recipe: Recipe) -> str:
     if folder.parent.name == "folds":
         return f"fold {folder.name}" if folder.name.isdigit() else folder.name
     what = coordinates(proportion(recipe.data.scenario), recipe.loss.label, recipe.seed, recipe.data.fold)
-    return f"{what} {folder.name[:8]}"  # Two arms may have the same loss.
+    return f"{what} {folder.name[:8]}"  # Two methods may have the same loss.
 
 
 def _metrics(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The page of a sweep of arms: means, differences to any of them, recalls, failures, runs. Needs no torch."""
+"""The page of a sweep of methods: means, differences to any of them, recalls, failures, runs. Needs no torch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lopsided.reports.page import LIMIT, render
 from lopsided.reports.sweep_data import SweepData, read_sweep
 from lopsided.reports.wording import clean, duration, signed
 from lopsided.runs.answer import MISSING, answer, mean_text, shown_interval, time_text
-from lopsided.runs.comparison import FIGURES, RECALL, SECONDS, WORDS, Comparison, compare, name_arms
+from lopsided.runs.comparison import FIGURES, RECALL, SECONDS, WORDS, Comparison, compare, name_methods
 from lopsided.runs.records import Record
 
 MIN_ROOM = 100_000
 """Pictures with a smaller budget in bytes are not tried."""
 
 
-def arms_page(
+def comparison_page(
     folder: Path,
     beside: Path | None = None,
     *,
@@ -50,18 +50,18 @@ def arms_page(
         why = "An earlier run has the same method, data and seed."
         warnings.append((f"{amount(passed_over, 'run')} ignored", why))
     there = {figure for comparison in comparisons for figure in comparison.figures}
-    arms = {arm for comparison in comparisons for arm in comparison.arms}
+    methods = {method for comparison in comparisons for method in comparison.methods}
     room = fold_page.PICTURE_LIMIT
     while True:
         images, pictures, notes = _images(folder, comparisons, sources, sweep, room, allow_outside=allow_outside)
         page = render(
-            "arms.html.j2",
+            "comparison.html.j2",
             data={"kind": "sweep"},
             pictures=pictures,
             images=images,
             title=_title(comparisons, sweep.name),
             folder=sweep.name,
-            summary=sweep.summary(amount(len(arms), "method")),
+            summary=sweep.summary(amount(len(methods), "method")),
             warnings=[*warnings, *notes],
             figures=[(figure, WORDS[figure]) for figure in FIGURES if figure in there],
             groups=[
@@ -97,7 +97,7 @@ def _images(
             continue
         scenario = comparison.scenarios[0]
         own = [record for record in records if record.scenario == scenario]
-        data, notes = fold_page.read_out_of_fold(folder, own, name_arms(records, sweep.arms))
+        data, notes = fold_page.read_out_of_fold(folder, own, name_methods(records, sweep.methods))
         warnings = [(note, "") for note in notes]
         if data is None:
             return None, "", warnings
@@ -114,8 +114,8 @@ def _images(
 
 
 def _compare(records: Sequence[Record], sweep: SweepData) -> Comparison:
-    arms = name_arms(records, sweep.arms)
-    return compare(records, arms=arms, baseline=sweep.baseline if sweep.baseline in arms.values() else None)
+    methods = name_methods(records, sweep.methods)
+    return compare(records, methods=methods, baseline=sweep.baseline if sweep.baseline in methods.values() else None)
 
 
 def _is_titled(comparison: Comparison) -> bool:
@@ -144,9 +144,9 @@ def _group(
         "rule": comparison.rule,
         "runs_are": "runs" if comparison.folds is None else "folds",
         "interval": "Student's 95 % interval" if comparison.folds is None else "a 95 % interval for folds that overlap",
-        "arms": [clean(arm) for arm in comparison.arms],
+        "methods": [clean(method) for method in comparison.methods],
         "baseline": clean(comparison.baseline),
-        "about": [(clean(arm), clean(comparison.about.get(arm, ""))) for arm in comparison.arms],
+        "about": [(clean(method), clean(comparison.about.get(method, ""))) for method in comparison.methods],
         "scenarios": [_scenario(scenario) for scenario in comparison.scenarios],
         "classes": [clean(name) for name in comparison.classes],
         "means": list(_means(comparison)),
@@ -169,7 +169,7 @@ def _shown(comparison: Comparison) -> Iterator[tuple[str, str]]:
 
 
 def _means(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield a table of all arms for each scenario, set of images and figure."""
+    """Yield a table of all methods for each scenario, set of images and figure."""
     for split, figure in _shown(comparison):
         means = [entry.mean for key, entry in comparison.entries.items() if key[2:] == (split, figure)]
         shares = is_share(figure)
@@ -185,23 +185,25 @@ def _means(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 "digits": 1 if shares else 3,
                 "low": f"{low:.0f}" if shares else f"{low:.2f}",
                 "high": f"{high:.0f}" if shares else f"{high:.2f}",
-                "rows": [_mean_row(comparison, scenario, arm, split, figure, (low, high)) for arm in comparison.arms],
+                "rows": [
+                    _mean_row(comparison, scenario, method, split, figure, (low, high)) for method in comparison.methods
+                ],
             }
 
 
 def _mean_row(
-    comparison: Comparison, scenario: str | None, arm: str, split: str, figure: str, scale: svg.Range
+    comparison: Comparison, scenario: str | None, method: str, split: str, figure: str, scale: svg.Range
 ) -> dict[str, Any]:
-    entry = comparison.entry(scenario, arm, split, figure)
+    entry = comparison.entry(scenario, method, split, figure)
     if entry is None:
-        return {"arm": clean(arm), "mean": None}
+        return {"method": clean(method), "mean": None}
     base = comparison.entry(scenario, comparison.baseline, split, figure)
-    limits, time = _limits(entry.mean, figure), comparison.entry(scenario, arm, "test", SECONDS)
+    limits, time = _limits(entry.mean, figure), comparison.entry(scenario, method, "test", SECONDS)
     seconds = math.nan if time is None else time.mean.value
     return {
-        "arm": clean(arm),
+        "method": clean(method),
         "mean": entry.mean.value,
-        "strip": _strip(arm, entry.mean, None if base is None else base.mean.value, scale, figure),
+        "strip": _strip(method, entry.mean, None if base is None else base.mean.value, scale, figure),
         "interval": "" if limits is None else _interval_text(limits, figure),
         "runs": len(entry.runs),
         "seconds": seconds,
@@ -221,21 +223,21 @@ def _interval_text(limits: tuple[float, float], figure: str) -> str:
     return f"[{limits[0]:.{digits}f}, {limits[1]:.{digits}f}]"
 
 
-def _strip(arm: str, mean: Figure, base: float | None, scale: svg.Range, figure: str) -> Markup:
+def _strip(method: str, mean: Figure, base: float | None, scale: svg.Range, figure: str) -> Markup:
     """Draw a mean with its interval on the table's scale, with a mark where the baseline is."""
 
     def share(value: float) -> float:
         return (value - scale[0]) / (scale[1] - scale[0]) if scale[1] > scale[0] else 0.5
 
     low, high = _limits(mean, figure) or (mean.value, mean.value)
-    label = f"{clean(arm)}: {mean_text(mean, figure)}"
+    label = f"{clean(method)}: {mean_text(mean, figure)}"
     return svg.strip(label, share(mean.value), share(low), share(high), None if base is None else share(base))
 
 
 def _differences(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield a table for each set of images, figure and baseline: arms down, scenarios across."""
+    """Yield a table for each set of images, figure and baseline: methods down, scenarios across."""
     for split, figure in _shown(comparison):
-        for number, baseline in enumerate(comparison.arms, start=1):
+        for number, baseline in enumerate(comparison.methods, start=1):
             yield {
                 "figure": figure,
                 "split": split,
@@ -244,22 +246,22 @@ def _differences(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 f"{'points above' if is_share(figure) else 'difference to'} {clean(baseline)}",
                 "rows": [
                     (
-                        clean(arm),
+                        clean(method),
                         [
-                            _difference(comparison, scenario, arm, split, figure, baseline)
+                            _difference(comparison, scenario, method, split, figure, baseline)
                             for scenario in comparison.scenarios
                         ],
                     )
-                    for arm in comparison.arms
-                    if arm != baseline
+                    for method in comparison.methods
+                    if method != baseline
                 ],
             }
 
 
 def _difference(
-    comparison: Comparison, scenario: str | None, arm: str, split: str, figure: str, baseline: str
+    comparison: Comparison, scenario: str | None, method: str, split: str, figure: str, baseline: str
 ) -> dict[str, Any] | None:
-    found = comparison.difference(scenario, arm, split, figure, to=baseline)
+    found = comparison.difference(scenario, method, split, figure, to=baseline)
     if found is None:
         return None
     value, digits = found.figure, 1 if is_share(figure) else 3
@@ -268,13 +270,15 @@ def _difference(
 
 
 def _recalls(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield a table for each scenario and set of images: arms down, classes across."""
+    """Yield a table for each scenario and set of images: methods down, classes across."""
     for split in comparison.splits:
         for scenario in comparison.scenarios:
             rows = []
-            for arm in comparison.arms:
-                found = [comparison.entry(scenario, arm, split, f"{RECALL}{i}") for i in range(len(comparison.classes))]
-                rows.append((clean(arm), [MISSING if entry is None else mean_text(entry.mean) for entry in found]))
+            for method in comparison.methods:
+                found = [
+                    comparison.entry(scenario, method, split, f"{RECALL}{i}") for i in range(len(comparison.classes))
+                ]
+                rows.append((clean(method), [MISSING if entry is None else mean_text(entry.mean) for entry in found]))
             yield {
                 "split": split,
                 "caption": f"{_scenario(scenario)}: recall on {comparison.images(split)} "
@@ -285,7 +289,7 @@ def _recalls(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 def _run_groups(comparison: Comparison, records: Sequence[Record], sweep: SweepData) -> Iterator[dict[str, Any]]:
     """Yield the runs of each cell, for the list at the page's end."""
-    names = name_arms(records, comparison.arms)
+    names = name_methods(records, comparison.methods)
     for scenario in comparison.scenarios:
         for treatment, name in names.items():
             own = [record for record in records if (record.scenario, record.treatment) == (scenario, treatment)]
