@@ -3,6 +3,7 @@
     python studies/peers.py run DATA [--minutes 7] [--resnet50 FILE.safetensors]    # DATA: isic, few, tops
     python studies/peers.py table                # every method on every setting
     python studies/peers.py short                # the best peer beside the recipes
+    python studies/peers.py scratch              # training from scratch with as many images, and in as many minutes
 
 The images, repeats and folds are those of ``studies/study.py``. ``quick``, ``thorough`` and ``few`` are trained as
 ``lopsided fit`` trains them. Every peer gets the features of ``quick``, standardised and weighed alike, and each
@@ -12,6 +13,8 @@ scaling of the same scores comes before that, and decides. So no peer loses by a
 
 quick, as registered    the recipe as it was registered: one logistic regression
 quick, 550 images  T-shirts only: without the 150 validation images of the methods in studies/from_scratch.py
+weighted CE from scratch, in the time of quick    the ResNet-18 of studies/from_scratch.py on all training images of
+                   ``quick``, with as many epochs as take its processor seconds in studies/records/costs.jsonl
 class weights      logistic regression, classes weighted by inverse frequency; scikit-learn: three lines
 ... as by hand     the same with C = 1 on standardised features that are not weighed
 SMOTE              logistic regression after SMOTE
@@ -25,8 +28,9 @@ colours alone      the block ``pixels`` alone, logistic regression as in ``quick
 ResNet-50          frozen, with a file of ImageNet weights, logistic regression as in ``quick``
 
 Metrics come from the answers in studies/answers/peers.csv.gz: balanced accuracy over all images of a repeat, AUROC and
-recall at 90 % specificity within each fold, then the mean. Differences are paired by repeat; ``[...]`` is the cluster
-bootstrap over images or lesions.
+recall at 90 % specificity within each fold, then the mean. Differences are paired by repeat and fold; ``[...]`` is the
+cluster bootstrap over images or lesions, the other interval Student's, on skin lesions corrected for overlapping
+training images.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ from answers import Answers
 from lopsided.data.inputs import StreamedInputs
 from lopsided.data.sources import Source
 from lopsided.evaluation.intervals import mean_interval
+from lopsided.evaluation.resampled import fold_overlap
 from lopsided.inference.scorer import Scorer
 from lopsided.recipe import named_recipe
 from lopsided.seeds import derive_seed
@@ -56,6 +61,9 @@ from shared import Floats
 
 ANSWERS = answers.FOLDER / "peers.csv.gz"
 FEWER = "quick, 550 images"
+TIMED = "weighted CE from scratch, in the time of quick"
+EPOCHS = {"tops": 11, "isic": 3, "few": 3}
+"""Epochs of ``TIMED``, rounded up: without the start of 6 seconds, 20 epochs take 29 and 175, ``quick`` 15 and 22."""
 RECIPES = ("quick", "thorough", "few", FEWER)
 STRENGTHS = tuple(10.0 ** np.arange(-5.0, 1.01, 1.0))
 SPECIFICITY = 0.9
@@ -97,6 +105,8 @@ Scores = tuple[Floats, Floats]
 """Scores of the test rows, and the classes that they are decided for."""
 Fitted = Callable[[Floats], Floats]
 """A fitted classifier: the scores of rows."""
+Methods = dict[str, dict[int, list[Answers]]]
+"""Answers by method and repeat, one item for each fold."""
 
 
 def chosen(rows: Rows, fit_one: Callable[[Floats, Floats, float], Fitted], grid: Iterable[float]) -> Scores:
@@ -267,7 +277,7 @@ PEERS: dict[str, Callable[[Rows], Scores]] = {
 """What is trained on the features of ``quick``."""
 OWN = ("colours alone", "16 x 16 pixels", "ResNet-50")
 """Methods with features of their own."""
-METHODS = (*RECIPES, *PEERS, *OWN)
+METHODS = (*RECIPES, *PEERS, *OWN, TIMED)
 
 
 class Images:
@@ -315,13 +325,21 @@ def recipe_features(source: Source, name: str) -> tuple[Floats, Floats | None]:
     return x, shared.importance(recipe.encoder.name, x.shape[1])
 
 
-def by_recipe(name: str, source: Source, train: Floats, rest: Floats, seed: int) -> Scores:
-    """Return the scores and decisions of a recipe, as ``lopsided fit`` trains it."""
-    recipe = named_recipe(name).override(**{"seed": seed, "data.test": 0.0, "threads": 1, "compare_quick": False})
+def by_recipe(name: str, source: Source, train: Floats, rest: Floats, seed: int, **more: object) -> Scores:
+    """Return the scores and decisions of a recipe, as ``lopsided fit`` trains it, with ``more`` changed fields."""
+    fields = {"seed": seed, "data.test": 0.0, "threads": 1, "compare_quick": False}
+    recipe = named_recipe(name).override(**fields, **more)
     found = fit(recipe, source.subset(train), held_out=source.subset(rest)).held_out
     assert found is not None
     odds = np.log(np.clip(found.probabilities, 1e-12, 1))
     return odds[:, 1] - odds[:, 0], found.y_pred
+
+
+def timed_fields(data: str) -> dict[str, object]:
+    """Return the changes of ``from-scratch`` for ``TIMED``."""
+    fields = {"method": "end-to-end", "encoder_training.loss": "weighted-ce", "data.val": 0.0}
+    size = None if data == "tops" else 64
+    return {**fields, "encoder_training.epochs": EPOCHS[data], "data.image_size": size}
 
 
 def fewer(labels: Floats, cell: str, seed: int) -> Floats:
@@ -344,6 +362,8 @@ def run_cell(data: str, cell: str, seed: int, method: str, images: Images) -> It
         if method in RECIPES:
             own = fewer(images.labels, cell, seed) if method == FEWER else train
             scores, decided = by_recipe(method.partition(",")[0], images.source, own, rest, seed)
+        elif method == TIMED:
+            scores, decided = by_recipe("from-scratch", images.source, train, rest, seed, **timed_fields(data))
         else:
             x, weights = images.features(method if method in OWN else "quick")
             rows = Rows(x[train], labels, images.groups[train] if grouped else None, x[rest], weights, seed)
@@ -368,9 +388,9 @@ def metrics(folds: Sequence[Answers]) -> dict[str, float]:
     }
 
 
-def gathered(found: Iterable[Answers]) -> dict[Any, dict[str, dict[int, list[Answers]]]]:
+def gathered(found: Iterable[Answers]) -> dict[Any, Methods]:
     """Return answers by setting, method and repeat."""
-    tables: dict[Any, dict[str, dict[int, list[Answers]]]] = {}
+    tables: dict[Any, Methods] = {}
     for one in found:
         methods = tables.setdefault((one.data, one.cell), {})
         methods.setdefault(one.method, {}).setdefault(one.repeat, []).append(one)
@@ -385,19 +405,31 @@ def table(found: Iterable[Answers]) -> str:
         for name in sorted(runs, key=lambda one: -np.mean([line["uwa"] for line in runs[one].values()])):
             own, base = runs[name], runs["quick"]
             cells = [shared.shown(mean_interval([line["uwa"] for line in own.values()]))]
-            cells += ["", ""] if name == "quick" else [shared.minus(own, base, "uwa"), interval(methods, name)]
+            share = None if key[0] == "tops" else 0.25
+            cells += ["", ""] if name == "quick" else differences(methods, name, "quick", share)
             cells += [shared.mean_of(own, "auroc"), shared.minus(own, base, "auroc"), shared.mean_of(own, "recall")]
             rows.append((*key, name, len(own), *cells))
-    head = "data | setting | method | repeats | balanced accuracy | minus quick | other images | AUROC | minus quick"
-    return shared.table(f"{head} | recall at 90 % specificity", rows)
+    head = "data | setting | method | repeats | balanced accuracy | minus quick [other images]"
+    return shared.table(
+        f"{head} | minus quick, other training images too | AUROC | minus quick | recall at 90 % specificity", rows
+    )
 
 
-def interval(methods: dict[str, dict[int, list[Answers]]], name: str, base: str = "quick") -> str:
-    """Return the cluster bootstrap's interval of a difference, over the repeats that both have."""
-    both = sorted(methods[name].keys() & methods[base].keys())
-    sides = [[one for seed in both for one in methods[side][seed]] for side in (name, base)]
-    found = answers.bootstrap(*sides, rounds=500)
-    return f"[{found.low:+.1f}, {found.high:+.1f}]"
+def differences(methods: Methods, name: str, base: str, share: float | None) -> list[str]:
+    """Return the difference of two methods with two kinds of intervals, over the repeats and folds that both have.
+
+    The first is the cluster bootstrap of the test images. The second is Student's over folds and repeats, corrected for
+    overlapping training images (Nadeau and Bengio) with ``share`` test images per training image, unless it is None.
+    """
+    sides = [{(seed, one.fold): one for seed, folds in methods[side].items() for one in folds} for side in (name, base)]
+    pairs = [(sides[0][key], sides[1][key]) for key in sorted(sides[0].keys() & sides[1].keys())]
+    whole = answers.bootstrap([one for one, _ in pairs], [other for _, other in pairs], rounds=500)
+    shown = f"{whole.value:+.1f} [{whole.low:+.1f}, {whole.high:+.1f}]"
+    if len(pairs) < 2:
+        return [shown, ""]
+    gains = [answers.balanced_accuracy([one]) - answers.balanced_accuracy([other]) for one, other in pairs]
+    overlap = 0.0 if share is None else fold_overlap([share] * len(pairs), [1.0] * len(pairs))
+    return [shown, shared.shown(mean_interval(gains, overlap=overlap), sign=True)]
 
 
 def short(found: Iterable[Answers]) -> str:
@@ -424,10 +456,38 @@ def short(found: Iterable[Answers]) -> str:
     return shared.table(head, rows)
 
 
+def scratch(found: Iterable[Answers]) -> str:
+    """Return a row for each setting: ``quick`` and training from scratch, with as many images or in as many minutes."""
+    import arms
+
+    known = [{**line, **arms.figures(line)} for line in arms.read(arms.RECORD) if line["arm"] == arms.BASE]
+    records = shared.nested(known, "scenario", "seed")
+    rows = []
+    for (data, cell), methods in sorted(gathered(found).items(), key=study.place):
+        if TIMED not in methods:
+            continue
+        runs = {
+            name: {seed: metrics(folds) for seed, folds in methods[name].items()}
+            for name in ("quick", FEWER, TIMED)
+            if name in methods
+        }
+        fewer_runs = runs.get(FEWER, {})
+        images = {seed: {"uwa": line["balanced"]} for seed, line in records.get(cell, {}).items() if seed in fewer_runs}
+        equal = ["", "", ""]
+        if images:
+            difference = shared.minus(images, fewer_runs, "uwa")
+            equal = [shared.mean_of(fewer_runs, "uwa"), shared.mean_of(images, "uwa"), difference]
+        both = {seed: line for seed, line in runs["quick"].items() if seed in runs[TIMED]}
+        shown = [*equal, shared.mean_of(both, "uwa"), shared.mean_of(runs[TIMED], "uwa")]
+        rows.append((data, cell, len(runs[TIMED]), *shown, shared.minus(runs[TIMED], runs["quick"], "uwa")))
+    head = "data | setting | repeats | quick, 550 images | from scratch, 550 images | difference | quick"
+    return shared.table(f"{head} | from scratch, time of quick | difference", rows)
+
+
 def main() -> None:
     """Compute the missing answers, or print a table."""
     parser = shared.parser(__doc__)
-    parser.add_argument("what", choices=["run", "table", "short"])
+    parser.add_argument("what", choices=["run", "table", "short", "scratch"])
     parser.add_argument("data", choices=["isic", "few", "tops"], nargs="?")
     parser.add_argument("--methods", help="separated by semicolons; default: all")
     parser.add_argument("--only", help="one setting, such as 98:2")
@@ -437,7 +497,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.what != "run":
-        print((table if given.what == "table" else short)(answers.read(ANSWERS)))
+        print({"table": table, "short": short, "scratch": scratch}[given.what](answers.read(ANSWERS)))
         return
     begin, images = time.monotonic(), Images(given.data, given.resnet50)
     known = {(one.data, one.cell, one.repeat, one.method) for one in answers.read(ANSWERS)}

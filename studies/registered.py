@@ -39,8 +39,6 @@ import study
 from answers import Answers
 from lopsided.data.images import FileImages
 from lopsided.data.sources import Source, open_source
-from lopsided.evaluation.intervals import mean_interval
-from lopsided.evaluation.resampled import fold_overlap
 from lopsided.recipe import named_recipe
 from lopsided.seeds import derive_seed
 from lopsided.training.fit import fit
@@ -152,6 +150,8 @@ def cells() -> Task:
 TASKS = {
     "lesions": lesions, "sources": sources, "cifar": cifar, "shirts": shirts, "fashion": fashion, "cells": cells,
 }  # fmt: skip
+SHARES = {"lesions": 0.25, "cells": 1 / 3}
+"""Test images for each training image, where folds or splits share training images."""
 SEEN = {"cells": "seen by a prototype"}
 """All other tasks are of images that no choice has seen."""
 
@@ -303,29 +303,12 @@ def table(found: Sequence[Answers]) -> str:
             own = [metrics(one) for one in parts]
             whole = answers.bootstrap(parts, rounds=500)
             cells_ = [f"{whole.value:.1f} [{whole.low:.1f}, {whole.high:.1f}]"]
-            cells_ += ["", ""] if method == BASE or BASE not in methods else differences(methods, method)
+            alone = method == BASE or BASE not in methods
+            cells_ += ["", ""] if alone else peers.differences(methods, method, BASE, SHARES.get(data))
             cells_ += [f"{statistics.mean(line[name] for line in own):.1f}" for name in ("auroc", "accuracy")]
             rows.append((data, SEEN.get(data, "never seen"), cell, method, len(parts), *cells_))
     head = "task | images | setting | method | tests | balanced accuracy [other images] | minus quick [other images]"
     return shared.table(f"{head} | minus quick, other training images too | AUROC | accuracy", rows)
-
-
-def differences(methods: dict[str, dict[int, list[Answers]]], method: str) -> list[str]:
-    """Return the difference to ``quick`` by a cluster bootstrap, and by folds or repeats, corrected for overlap."""
-    sides = {
-        name: {(seed, one.fold): one for seed, folds in methods[name].items() for one in folds}
-        for name in (method, BASE)
-    }
-    both = sorted(sides[method].keys() & sides[BASE].keys())
-    pairs = [(sides[method][key], sides[BASE][key]) for key in both]
-    whole = answers.bootstrap([one for one, _ in pairs], [other for _, other in pairs], rounds=500)
-    gains = [metrics(one)["uwa"] - metrics(other)["uwa"] for one, other in pairs]
-    shown = f"{whole.value:+.1f} [{whole.low:+.1f}, {whole.high:+.1f}]"
-    if len(pairs) < 2:
-        return [shown, ""]
-    share = {"lesions": 0.25, "cells": 1 / 3}.get(pairs[0][0].data)  # Test images for each training image.
-    overlap = 0.0 if share is None else fold_overlap([share] * len(pairs), [1.0] * len(pairs))
-    return [shown, shared.shown(mean_interval(gains, overlap=overlap), sign=True)]
 
 
 def sources_table(found: Sequence[Answers]) -> str:

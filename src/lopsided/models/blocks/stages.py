@@ -1,7 +1,7 @@
 """What the layers before the last one know: mean and deviation of each channel after each stage of an encoder.
 
-The final layer of a network that was trained to name objects forgets colours, textures and small structures, and the
-stages before it still have them (Head2Toe, Evci et al. 2022). They are computed in the same pass, so they cost nothing.
+The final layer of a network that was trained to name objects may have lost colours, textures and small structures that
+the stages before it still have (Head2Toe, Evci et al. 2022). They are computed in the same pass, so they cost nothing.
 
 - A convolutional encoder has the maps of its stem and of its stages: mean and deviation over the positions.
 - A transformer has many equal blocks, of which ``DEPTHS`` are read: the class token and the mean of the other tokens,
