@@ -1,9 +1,9 @@
 """Colours and contrast of the regions of an image, as a few features beside those of a pretrained encoder.
 
 The final layer of the embedded encoder has lost much of the colours, the brightness and their layout, which tell skin
-lesions apart; that of a ResNet-50 has lost less (docs/encoder-tables.md). ``Pixels`` has no weights. It divides an image
-into 8 x 8 cells and returns mean and deviation of each colour in a cell, averaged over the cell and its mirror images:
-96 numbers. Averages over mirror images have less noise, and which way round an image is, the encoder can tell.
+lesions apart; that of a ResNet-50 has lost less (docs/encoder-tables.md). ``Pixels`` has no weights. It divides an
+image into 8 x 8 cells and returns mean and deviation of each colour in a cell, averaged over the cell and its mirror
+images: 96 numbers. Averages over mirror images have less noise, and which way round an image is, the encoder can tell.
 
 So few numbers would be lost beside thousands of features of an encoder. The share of the block lets a regression weigh
 them.
