@@ -458,9 +458,10 @@ def short(found: Iterable[Answers]) -> str:
 
 def scratch(found: Iterable[Answers]) -> str:
     """Return a row for each setting: ``quick`` and training from scratch, with as many images or in as many minutes."""
-    import arms
+    import from_scratch
 
-    known = [{**line, **arms.figures(line)} for line in arms.read(arms.RECORD) if line["arm"] == arms.BASE]
+    lines = [line for line in from_scratch.read(from_scratch.RECORD) if line["compared_as"] == from_scratch.BASE]
+    known = [{**line, **from_scratch.figures(line)} for line in lines]
     records = shared.nested(known, "scenario", "seed")
     rows = []
     for (data, cell), methods in sorted(gathered(found).items(), key=study.place):
