@@ -25,7 +25,7 @@ from scipy.optimize import brentq
 from scipy.stats import nct, t
 
 from lopsided.errors import InputError
-from lopsided.evaluation.intervals import Figure, mean_interval, paired_difference
+from lopsided.evaluation.intervals import Estimate, mean_interval, paired_difference
 from lopsided.paper.claims import BLIND, RULE
 from lopsided.paper.compare import Comparison, Protocol, compare, select
 from lopsided.paper.figures import write_figures
@@ -239,14 +239,14 @@ class Additive(Generic[Name]):
     deviation: float
     freedom: int
 
-    def contrast(self, weights: Mapping[Name, float], level: float = 0.95) -> Figure:
+    def contrast(self, weights: Mapping[Name, float], level: float = 0.95) -> Estimate:
         """Return a weighted sum of the means with its interval. The weights must sum to 0, so that seeds cancel."""
         if abs(math.fsum(weights.values())) > 1e-9:
             raise InputError(f"The weights of a contrast must sum to 0, got {math.fsum(weights.values()):g}.")
         value = math.fsum(weight * self.means[name] for name, weight in weights.items())
         error = self.deviation * math.sqrt(math.fsum(weight**2 for weight in weights.values()) / self.seeds)
         half = float(t.ppf((1 + level) / 2, self.freedom)) * error
-        return Figure(value, value - half, value + half)
+        return Estimate(value, value - half, value + half)
 
 
 def fit_additive(values: Mapping[Name, Mapping[int, float]]) -> Additive[Name]:
@@ -280,7 +280,7 @@ def detectable(runs: int, *, comparisons: int = 1, power: float = 0.8, level: fl
     return float(brentq(missed, 0.0, 100.0))
 
 
-def pooled_contrasts(model: Additive[Setting]) -> dict[str, Figure]:
+def pooled_contrasts(model: Additive[Setting]) -> dict[str, Estimate]:
     """Return the differences to CL of all losses and of their means, and the difference of the two means."""
     others = sorted(set(model.means) - {CL}, key=lambda setting: (setting.gamma, setting.eta))
     etas, gammas = ([setting for setting in others if getattr(setting, name)] for name in ("eta", "gamma"))
@@ -292,7 +292,7 @@ def pooled_contrasts(model: Additive[Setting]) -> dict[str, Figure]:
     return found
 
 
-def eta_less_gamma(values: Mapping[Setting, Mapping[int, float]]) -> Figure:
+def eta_less_gamma(values: Mapping[Setting, Mapping[int, float]]) -> Estimate:
     """Return the mean over eta less the mean over gamma, with Student's interval over the seeds with all losses."""
     seeds = sorted(set.intersection(*(set(row) for row in values.values())))
     groups = ([row for setting, row in values.items() if getattr(setting, name)] for name in ("eta", "gamma"))
@@ -550,7 +550,7 @@ class Gain:
 
     name: str
     paper: float
-    here: Figure
+    here: Estimate
 
     @property
     def verdict(self) -> str:

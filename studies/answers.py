@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lopsided.evaluation.intervals import Figure
+from lopsided.evaluation.intervals import Estimate
 from shared import Floats
 
 FOLDER = Path(__file__).parent / "answers"
@@ -113,7 +113,9 @@ def clusters(answers: Answers) -> Sequence[str]:
     return answers.images if answers.groups is None else answers.groups
 
 
-def bootstrap(one: Sequence[Answers], other: Sequence[Answers] = (), rounds: int = 1000, level: float = 0.95) -> Figure:
+def bootstrap(
+    one: Sequence[Answers], other: Sequence[Answers] = (), rounds: int = 1000, level: float = 0.95
+) -> Estimate:
     """Return the balanced accuracy of ``one``, or its difference to ``other``, with a cluster bootstrap's interval.
 
     Clusters are drawn again, apart for each true class: all images of a lesion, in all folds and repeats, come
@@ -146,7 +148,7 @@ def bootstrap(one: Sequence[Answers], other: Sequence[Answers] = (), rounds: int
         means = [100 * shares[side][sums[1][side] > 0].mean() if sums[1][side].any() else 0.0 for side in range(2)]
         values.append(means[0] - means[1] if other else means[0])
     low, high = np.quantile(values[1:], [(1 - level) / 2, (1 + level) / 2])
-    return Figure(float(values[0]), float(low), float(high))
+    return Estimate(float(values[0]), float(low), float(high))
 
 
 def _hits(side: Sequence[Answers]) -> dict[str, dict[int, tuple[int, int]]]:

@@ -11,7 +11,7 @@ The truth of a figure is its value on 200,000 images in the same proportions. `e
 With `--folds`, a setting is a data set: images in groups, with features that are normal around the mean of their class,
 and a share of their variance that the images of a group have in common. Five folds by group, as in `fit --folds 5`,
 give a logistic regression for each image that was not trained on it, and out-of-fold figures. The truth is that of the
-model of all images, which a run hands over; for normal features it is known exactly. Ours is beside the cluster
+model of all images, which is the result of a run; for normal features it is known exactly. Ours is beside the cluster
 bootstrap, which draws whole groups within each class, and beside the same intervals without knowledge of the groups.
 """
 

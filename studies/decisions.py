@@ -1,4 +1,4 @@
-"""Held-out UWA by decision rule and by rule for the epoch, from the scores that ``studies/scores.py`` kept.
+"""Held-out balanced accuracy by decision rule and by rule for the epoch, from the scores of ``studies/scores.py``.
 
 Run as ``python studies/decisions.py --scores FOLDER --record studies/records/decisions.jsonl``. Each run becomes a line
 of the record. Runs that are in the record already are kept, also if their scores are gone. The command then prints two

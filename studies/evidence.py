@@ -1,8 +1,8 @@
 """Which recipe? The records of the study, of the methods from scratch and of fine-tuning, side by side.
 
-    python studies/evidence.py table        # every method on every data set: UWA, AUROC, minutes, memory
+    python studies/evidence.py table        # every method on every data set: balanced accuracy, AUROC, minutes, memory
     python studies/evidence.py against      # what `fit` takes against losses from scratch, on the same draws
-    python studies/evidence.py figure       # docs/figures/costs.svg: UWA against minutes of two cores
+    python studies/evidence.py figure       # docs/figures/costs.svg: balanced accuracy against minutes of two cores
     python studies/evidence.py page         # write all tables of docs/recipe-tables.md anew
 
 It computes nothing that is not in ``studies/records``: ``study.jsonl`` (studies/study.py), ``methods.jsonl`` and
@@ -32,7 +32,7 @@ import lesions
 import shared
 import study
 from lopsided import files
-from lopsided.evaluation.intervals import Figure, mean_interval
+from lopsided.evaluation.intervals import Estimate, mean_interval
 from lopsided.evaluation.resampled import fold_overlap
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -140,13 +140,13 @@ def cost_of(setting: str, method: str, lines: Sequence[Line]) -> tuple[float | N
     return (statistics.median(seconds) / 120 if seconds else None), None
 
 
-def mean(lines: Sequence[Line], name: str) -> Figure:
+def mean(lines: Sequence[Line], name: str) -> Estimate:
     """Return the mean over draws, or over folds, with its 95 % interval."""
     return mean_interval([getattr(line, name) for line in lines], overlap=statistics.mean(x.overlap for x in lines))
 
 
 def table() -> str:
-    """Return a row for every method and setting, the highest UWA first."""
+    """Return a row for every method and setting, the highest balanced accuracy first."""
     rows, everything = [], gather()
     for setting in SETTINGS:
         found = _by_method(line for line in everything if line.setting == setting)
@@ -229,8 +229,8 @@ def draw_figure(path: Path) -> None:
     plt.close(fig)
 
 
-def _points(settings: Sequence[str]) -> list[tuple[str, str, float, Figure]]:
-    """Return group, method, minutes and UWA of the methods; a method of an earlier setting is not repeated.
+def _points(settings: Sequence[str]) -> list[tuple[str, str, float, Estimate]]:
+    """Return group, method, minutes and balanced accuracy; a method of an earlier setting is not repeated.
 
     The interval is left out if there are fewer than three runs.
     """

@@ -1,4 +1,4 @@
-"""How good is a logistic regression on frozen features? Unweighted accuracy on images that no choice has seen.
+"""How good is a logistic regression on frozen features? Balanced accuracy on images that no choice has seen.
 
     python studies/frozen.py tops                        # Fashion-MNIST tops at 90:10, 95:5 and 98:2
     python studies/frozen.py isic                        # melanoma against dermatofibroma, $LOPSIDED_DATA
@@ -39,7 +39,7 @@ SCENARIOS = ("90:10", "95:5", "98:2")
 
 
 def judged(p: np.ndarray, labels: np.ndarray, prior: np.ndarray) -> dict[str, float]:
-    """Return UWA by both decisions, and the AUROC of two classes, in percent."""
+    """Return the balanced accuracy by both decisions, and the AUROC of two classes, in percent."""
     plain, balanced = (balanced_accuracy_score(labels, scores.argmax(axis=1)) for scores in (p, p / prior))
     auroc = roc_auc_score(labels, p[:, 1])
     return {name: round(100 * value, 2) for name, value in (("plain", plain), ("balanced", balanced), ("auroc", auroc))}

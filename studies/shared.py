@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lopsided import files
-from lopsided.evaluation.intervals import Figure, mean_interval
+from lopsided.evaluation.intervals import Estimate, mean_interval
 
 if TYPE_CHECKING:
     from lopsided.data.sources import Source
@@ -111,7 +111,7 @@ def _titled(data: object) -> str:
     return " ".join([DATA.get(name, name), *setting])
 
 
-def shown(figure: Figure, *, sign: bool = False, digits: int = 1) -> str:
+def shown(figure: Estimate, *, sign: bool = False, digits: int = 1) -> str:
     """Return a mean and half the width of its interval, if it has one."""
     mean = f"{figure.value:{'+' if sign else ''}.{digits}f}"
     return mean if np.isnan(figure.low) else f"{mean} ± {(figure.high - figure.low) / 2:.{digits}f}"
@@ -146,7 +146,7 @@ def compared(runs: Runs, base: Runs, *names: str, overlap: float = 0.0) -> list[
 
 
 def figures(balanced: Floats, labels: Floats, plain: Floats | None = None) -> dict[str, float]:
-    """Return UWA and AUROC in percent, by scores without the prior; with scores ``plain``, UWA by these as well.
+    """Return balanced accuracy (``uwa``) and AUROC in percent, without the prior; with ``plain``, also by these scores.
 
     The AUROC of several classes is that of each class against the others, by ``plain``.
     """

@@ -292,7 +292,7 @@ SHORT = ("thorough", "quick", "class_weight", "SMOTE")
 
 
 def short(path: Path) -> str:
-    """Return a row for each setting: the mean UWA of a few methods, with Student's 95 % interval over the draws."""
+    """Return a row for each setting: the balanced accuracy of a few methods, with Student's 95 % interval."""
     rows = []
     settings = shared.nested(shared.read(path), ("data", "cell"), "method", "seed")
     for (data, cell), methods in sorted(settings.items(), key=place):

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from lopsided.runs.keys import LossTable
-from lopsided.runs.records import Figures, Fold, Record
+from lopsided.runs.records import Fold, Record, Scores
 
 
 def run(name: str, seed: int, uwa: float, scenario: str | None = "90:10", **changes: Any) -> Record:
     """A run of a method whose loss bears its name, on data that follow from scenario and seed."""
     recalls = min(1.0, uwa + 0.1), max(0.0, uwa - 0.1)
-    figures = Figures(100, 10, 0.9, uwa, recalls, 0.9, 0.9, (), None)
+    figures = Scores(100, 10, 0.9, uwa, recalls, 0.9, 0.9, (), None)
     record = Record(
         cell=f"{name}-{scenario}-{seed}", source="photos", scenario=scenario, seed=seed, method="two-stage",
         loss=LossTable(name), classifier_loss=LossTable("ce"), encoder="mlp", image_size=28, split="random",

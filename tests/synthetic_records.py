@@ -8,7 +8,7 @@ import numpy as np
 
 from lopsided.paper.protocol import CLASSES, Setting, base_recipe, published
 from lopsided.runs.keys import LossTable, family_of
-from lopsided.runs.records import Figures, Record
+from lopsided.runs.records import Record, Scores
 from lopsided.seeds import derive_seed
 
 PAPER = {fashion: base_recipe("eta" if fashion else "isic") for fashion in (True, False)}
@@ -17,9 +17,9 @@ Effect = Callable[[str | None, Setting], float]
 """Points of UWA that a loss has in a scenario, above what every loss has there."""
 
 
-def figures(recalls: tuple[float, float], share: float, images: int = 300) -> Figures:
+def figures(recalls: tuple[float, float], share: float, images: int = 300) -> Scores:
     """The figures of a test set of this majority share on which a model has these recalls."""
-    return Figures(
+    return Scores(
         images=images,
         minority=round(images * (1 - share)),
         accuracy=share * recalls[0] + (1 - share) * recalls[1],
@@ -38,7 +38,7 @@ def loss_table(setting: Setting, normalization: str = "paper") -> LossTable:
 
 
 def record(
-    scenario: str | None, setting: Setting, seed: int, test: Figures, held_out: Figures | None = None, **more: object
+    scenario: str | None, setting: Setting, seed: int, test: Scores, held_out: Scores | None = None, **more: object
 ) -> Record:
     """A record of the paper's protocol, but for what ``more`` says, the ``normalization`` of its loss included."""
     fashion = scenario is not None

@@ -185,6 +185,6 @@ def test_an_output_that_is_full_is_one_sentence_and_code_2() -> None:
 def test_a_lock_of_any_content_is_taken_over(tmp_path: Path) -> None:
     for content in (b"", b"[" * 4096, b'{"pid": 1e999, "host": "x"}', b'{"pid": {}, "host": 3}', b"\xff\xfe\0"):
         (tmp_path / files.LOCK_NAME).write_bytes(content)
-        with files.lock(tmp_path), pytest.raises(RunError, match=r"held by process \d+ on"), files.lock(tmp_path):
+        with files.lock(tmp_path), pytest.raises(RunError, match=r"in use by process \d+ on"), files.lock(tmp_path):
             pass
     assert not (tmp_path / files.LOCK_NAME).exists()

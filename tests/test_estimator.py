@@ -91,7 +91,7 @@ def test_it_learns_three_classes_of_vectors(loss: str) -> None:
     assert stages == (["end-to-end"] * 25 if loss == "focal" else ["encoder"] * 15 + ["classifier"] * 10)
 
 
-def test_the_score_is_the_unweighted_accuracy() -> None:
+def test_the_score_is_the_balanced_accuracy() -> None:
     x, y = blobs()
     model = TwoStageClassifier(**{**QUICK, "epochs": 1, "classifier_epochs": 1}).fit(x, y)
     weight = np.random.default_rng(0).random(len(y))

@@ -8,7 +8,7 @@ from sklearn.datasets import make_classification
 
 from lopsided import LopsidedClassifier, TwoStageClassifier
 from lopsided.errors import DataError
-from lopsided.evaluation.metrics import unweighted_accuracy
+from lopsided.evaluation.metrics import balanced_accuracy
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def test_folds_test_every_sample_and_the_model_is_that_of_all_samples(data: tupl
     assert model.oof_proba_.shape == (150, 2)
     np.testing.assert_allclose(model.oof_proba_.sum(axis=1), 1, rtol=1e-5)
     assert np.bincount(model.oof_fold_).tolist() == [30] * 5
-    expected = [unweighted_accuracy(y[model.oof_fold_ == k], model.oof_pred_[model.oof_fold_ == k]) for k in range(5)]
+    expected = [balanced_accuracy(y[model.oof_fold_ == k], model.oof_pred_[model.oof_fold_ == k]) for k in range(5)]
     np.testing.assert_allclose(model.cv_results_["test_score"], expected)
     assert model.oof_figures_["num_images"] == 150
     assert model.card_.calibrated_on == 150
@@ -82,7 +82,7 @@ def test_images_have_folds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     y = np.array([0] * 20 + [1] * 6)
     x = np.clip(rng.normal(40 + 160 * y[:, None, None, None], 20, (26, 16, 16, 3)), 0, 255).astype(np.uint8)
     model = LopsidedClassifier(folds=2, image_size=32, random_state=0).fit(x, y)
-    assert unweighted_accuracy(y, model.oof_pred_) > 0.75  # By chance it would be 0.5.
+    assert balanced_accuracy(y, model.oof_pred_) > 0.75  # By chance it would be 0.5.
     assert model.predict(x[:3]).shape == (3,)
 
 

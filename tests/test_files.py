@@ -251,7 +251,7 @@ def test_a_lock_is_gone_after_the_block_even_if_that_raises(tmp_path: Path) -> N
 def test_a_second_owner_is_refused_and_told_the_first(tmp_path: Path) -> None:
     with (
         lock(tmp_path),
-        pytest.raises(RunError, match=rf"held by process {os.getpid()} on .*\. Wait for it to end\."),
+        pytest.raises(RunError, match=rf"in use by process {os.getpid()} on .*\. Wait for it to end\."),
         lock(tmp_path),
     ):
         pass
@@ -261,7 +261,10 @@ def test_a_second_owner_is_refused_and_told_the_first(tmp_path: Path) -> None:
 def test_a_folder_is_checked_without_being_touched(tmp_path: Path) -> None:
     check_free(tmp_path / "not there")
     check_free(tmp_path)
-    with lock(tmp_path), pytest.raises(RunError, match=rf"held by process {os.getpid()} on .*\. Wait for it to end\."):
+    with (
+        lock(tmp_path),
+        pytest.raises(RunError, match=rf"in use by process {os.getpid()} on .*\. Wait for it to end\."),
+    ):
         check_free(tmp_path)
     assert names(tmp_path) == []
     (tmp_path / files.LOCK_NAME).write_text("left behind by a crash")
@@ -286,7 +289,7 @@ def test_an_owner_who_has_just_come_is_named_too(tmp_path: Path, monkeypatch: py
         os.truncate(tmp_path / files.LOCK_NAME, 0)
         # The owner writes its name while the other waits.
         monkeypatch.setattr("time.sleep", lambda seconds: (tmp_path / files.LOCK_NAME).write_text(content))
-        with pytest.raises(RunError, match=f"held by process {os.getpid()} on"):
+        with pytest.raises(RunError, match=f"in use by process {os.getpid()} on"):
             check_free(tmp_path)
 
 
@@ -296,7 +299,7 @@ def test_the_lock_of_another_process_holds_until_it_is_killed(tmp_path: Path) ->
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(RunError, match=f"held by process {holder.pid} on"), lock(tmp_path):
+        with pytest.raises(RunError, match=f"in use by process {holder.pid} on"), lock(tmp_path):
             pass
         holder.send_signal(signal.SIGKILL)
         holder.wait()
@@ -317,7 +320,7 @@ def test_a_lock_of_another_machine_is_free_after_a_while_without_a_sign(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = lock_elsewhere(tmp_path)
-    text = r"held by process 7 on elsewhere\.invalid\. It is free 35 s after the last sign of that process\."
+    text = r"in use by process 7 on elsewhere\.invalid\. It is free 35 s after the last sign of that process\."
     for _ in range(2):
         with pytest.raises(RunError, match=text), lock(tmp_path):
             pass
@@ -368,7 +371,7 @@ def test_a_file_that_another_process_writes_is_refused(tmp_path: Path) -> None:
     with (
         files.lock_output(tmp_path / "a.csv"),
         files.lock_output(tmp_path / "b.csv"),
-        pytest.raises(RunError, match=rf"a\.csv is held by process {os.getpid()} on .*\. Wait for it to end\."),
+        pytest.raises(RunError, match=rf"a\.csv is in use by process {os.getpid()} on .*\. Wait for it to end\."),
         files.lock_output(tmp_path / "a.csv"),
     ):
         pass

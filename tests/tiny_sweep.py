@@ -14,7 +14,7 @@ from lopsided.runs.engines import LOST, Ended
 from lopsided.runs.engines.local import LocalEngine
 from lopsided.runs.keys import proportion, treatment_of
 from lopsided.runs.plan import CELLS, Cell, train_cell
-from lopsided.runs.records import Failure, Figures, Record
+from lopsided.runs.records import Failure, Record, Scores
 from lopsided.runs.view import View
 
 
@@ -33,7 +33,7 @@ def tiny_recipe(photos: Path, epochs: int = 1, **changes: Any) -> Recipe:
 
 def record_of(recipe: Recipe, uwa: float = 0.75) -> Record:
     """The record that a cell might have come to."""
-    figures = Figures(20, 5, 0.8, uwa, (0.9, 0.6), 0.85, 0.75, (("plain", uwa),), None)
+    figures = Scores(20, 5, 0.8, uwa, (0.9, 0.6), 0.85, 0.75, (("plain", uwa),), None)
     method, loss, classifier_loss, family = treatment_of(recipe)
     return Record(
         Cell.of(recipe).key, "photos", proportion(recipe.data.scenario), recipe.seed, method, loss, classifier_loss,

@@ -388,7 +388,7 @@ def _owner(content: bytes) -> tuple[int, str] | None:
 
 def _taken(what: str, owner: tuple[int, str] | None, advice: str) -> str:
     who = "another process" if owner is None else f"process {owner[0]} on {owner[1]}"
-    return f"{what} is held by {who}. {advice}"
+    return f"{what} is in use by {who}. {advice}"
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def test_more_methods_only_add_and_the_json_has_every_run(comparison: tuple[Path
     assert (ended.code, ended.err) == (0, "")
     content = json.loads(ended.out)
     assert [method["name"] for method in content["methods"]] == ["ce", "cl"]
-    runs = {entry["method"]: len(entry["runs"]) for entry in content["entries"] if entry["figure"] == "uwa"}
+    runs = {entry["method"]: len(entry["runs"]) for entry in content["entries"] if entry["metric"] == "uwa"}
     assert runs == {"ce": 1, "cl": 2}, "Runs of earlier commands count."
     assert content["failed"] == []
     assert len(read_records(out / "records.jsonl")[0]) == 7

@@ -69,7 +69,7 @@ def test_a_second_search_into_the_same_file_is_refused(call: Call, frozen: Path,
     with files.lock_output(out):
         ended = call("find", frozen, pool, "--class", "dog", "--out", out)
     assert (ended.code, names_below(tmp_path)) == (2, [])
-    assert ended.err.startswith(f"lopsided: {out} is held by process {os.getpid()} on ")
+    assert ended.err.startswith(f"lopsided: {out} is in use by process {os.getpid()} on ")
 
 
 def test_known_images_can_be_named_and_the_page_left_out(

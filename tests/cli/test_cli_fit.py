@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lopsided import cli
-from lopsided.evaluation.metrics import unweighted_accuracy
+from lopsided.evaluation.metrics import balanced_accuracy
 from lopsided.models.machine import threads
 from lopsided.recipe import Recipe
 from lopsided.runs.folder import Run
@@ -66,7 +66,7 @@ def test_the_predictions_give_the_figures_back(finished: Path) -> None:
     for split in ("val", "test"):
         part = [row for row in rows if row["split"] == split]
         assert len(part) == sum(metrics["counts"][split].values())
-        found = unweighted_accuracy([row["label"] for row in part], [row["predicted"] for row in part])
+        found = balanced_accuracy([row["label"] for row in part], [row["predicted"] for row in part])
         assert found == pytest.approx(metrics[split]["figures"]["uwa"]["value"])
         for row in part:
             assert row["label"] == row["name"].partition("/")[0]
@@ -254,7 +254,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_if_it_had_not_been(
 
 
 def check_that_others_leave_it_alone(call: Call, run: Path, pid: int, photos: Path, other_photos: Path) -> None:
-    held, unfinished = f"{run} is held by process {pid} on ", f"The run in {run} is not finished."
+    held, unfinished = f"{run} is in use by process {pid} on ", f"The run in {run} is not finished."
     for arguments, sentence in (
         (("fit", photos, "--out", run, *LONG), held),
         (("fit", "--out", run, "--resume"), held),
@@ -300,7 +300,7 @@ def test_of_two_fits_that_come_to_one_folder_at_once_the_later_is_refused_and_cl
     with first:
         ended = call("fit", photos, "--out", run, *SMALL)
     assert ended.code == 2
-    assert f"{run} is held by process {os.getpid()} on " in ended.err
+    assert f"{run} is in use by process {os.getpid()} on " in ended.err
     assert names_below(tmp_path) == ["run/recipe.toml"]
 
 

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from lopsided.evaluation.metric_table import METRICS, is_share
 from lopsided.evaluation.metrics import evaluate
-from lopsided.runs.metrics import Figure, Figures
+from lopsided.runs.metrics import Estimate, SplitMetrics
 
 
 def test_the_table_has_the_metrics_of_an_evaluation() -> None:
@@ -22,8 +22,8 @@ def test_the_table_has_the_metrics_of_an_evaluation() -> None:
 def test_a_file_may_hold_a_metric_that_no_type_names_and_lack_one_of_the_table() -> None:
     figure = {"value": 0.5, "low": 0.4, "high": 0.6}
     needed = dict.fromkeys(("uwa", "accuracy", "calibration_error"), figure)
-    figures = Figures.model_validate({**needed, "f2": figure})
-    assert figures.get("f2") == figures.uwa == Figure(value=0.5, low=0.4, high=0.6)
+    figures = SplitMetrics.model_validate({**needed, "f2": figure})
+    assert figures.get("f2") == figures.uwa == Estimate(value=0.5, low=0.4, high=0.6)
     assert figures.get("log_loss") is None
     with pytest.raises(ValidationError):
-        Figures.model_validate({**needed, "f2": {"value": 0.5, "low": None, "high": None}})
+        SplitMetrics.model_validate({**needed, "f2": {"value": 0.5, "low": None, "high": None}})

@@ -11,7 +11,7 @@ from sklearn import metrics as peer
 
 from lopsided.errors import InputError
 from lopsided.evaluation.intervals import (
-    Figure,
+    Estimate,
     auroc_interval,
     calibrated_sums,
     confusion_draws,
@@ -24,9 +24,9 @@ from lopsided.evaluation.intervals import (
 )
 from lopsided.evaluation.metrics import (
     accuracy,
+    balanced_accuracy,
     confusion_figures,
     evaluate,
-    unweighted_accuracy,
 )
 
 
@@ -128,7 +128,7 @@ def test_accuracy_and_uwa_are_those_of_scikit_learn_for_numbers_and_for_texts(pa
     assert accuracy(y, guess) == pytest.approx(peer.accuracy_score(y, guess))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scikit-learn warns about classes that are predicted only.
-        assert unweighted_accuracy(y, guess) == pytest.approx(peer.balanced_accuracy_score(y, guess))
+        assert balanced_accuracy(y, guess) == pytest.approx(peer.balanced_accuracy_score(y, guess))
 
 
 def test_intervals_of_what_is_below_0_or_above_1_are_not_cut_there():
@@ -386,7 +386,7 @@ def test_the_auroc_of_a_class_has_the_interval_of_its_images_against_the_rest():
 
 
 def test_the_macro_figure_of_two_classes_averages_their_limits_and_that_of_four_equals_halves_their_distance():
-    figure = Figure(0.8, 0.6, 0.9)
+    figure = Estimate(0.8, 0.6, 0.9)
     two, four = macro_interval([figure] * 2), macro_interval([figure] * 4)
     assert (two.value, two.low, two.high) == pytest.approx((0.8, 0.6, 0.9))
     assert (four.value, four.low, four.high) == pytest.approx((0.8, 0.7, 0.85))
@@ -654,7 +654,7 @@ def test_folds_that_differ_by_more_than_chance_widen_the_intervals_of_decisions(
     pooled = evaluate(labels, y_pred=predicted, classes=["a", "b"])
     by_fold = evaluate(labels, y_pred=predicted, classes=["a", "b"], folds=folds)
 
-    def width(figure: Figure) -> float:
+    def width(figure: Estimate) -> float:
         return figure.high - figure.low
 
     # The recalls of five folds have the deviation 0.18: their mean and a sixth model can be 0.2 apart.

@@ -83,7 +83,7 @@ WORDS = [
     (notes.one_class("good"), "All images are of one class, good. Other images will be called unusual."),
     (
         notes.folds_for_alarms(5),
-        "5 folds, because images that no model was trained on must say how many false alarms a threshold gives.",
+        "5 folds, because false alarms of a threshold must be counted on images that were not trained on.",
     ),
     (
         notes.distance("good", 0, 1.0),
@@ -96,8 +96,13 @@ WORDS = [
     ),
     (
         cautions.unmeasured_classes(["fox"]),
-        "fox has one image: no image is left to train with while it is tested. So recall, precision and AUROC of it "
-        "cannot be given, and means over classes leave it out. The model knows it.",
+        "fox has one image, which cannot be used for training and for testing at once. So recall, precision and AUROC "
+        "of it cannot be given, and means over classes leave it out. The model can predict it.",
+    ),
+    (
+        cautions.unmeasured_classes(["fox", "owl"]),
+        "fox, owl have one image each, which cannot be used for training and for testing at once. So recall, precision "
+        "and AUROC of them cannot be given, and means over classes leave them out. The model can predict them.",
     ),
     (notes.recipe_by_field("fine-tune", "fine_tune.steps"), "Recipe: fine-tune, because fine_tune.steps is set."),
     (
@@ -160,7 +165,7 @@ WORDS = [
     ),
     (
         notes.repeated_labels(2),
-        "2 of the further labels are of images that are already labelled so; they are left out.",
+        "2 of the further labels only repeat labels that the images already have; they are left out.",
     ),
     (
         notes.held_out_labels(2),
@@ -169,7 +174,7 @@ WORDS = [
     (
         notes.further_without_group(1, 2, "lesion"),
         "1 of 2 further images have no group, so each counts as a group of its own. If one belongs to a group that is "
-        "tested, the figures are too good. Fill the column lesion of the table.",
+        "tested, the metrics are too high. Fill the column lesion of the table.",
     ),
     (
         notes.further_labels({"cat": 1, "dog": 0}),
@@ -258,7 +263,7 @@ WORDS = [
         "The preparation took longer than fine_tune.minutes = 2, so the encoder is trained for 1 step. Set more "
         "minutes.",
     ),
-    (notes.settled_steps(9), "The run keeps the 9 steps that were settled when it started."),
+    (notes.fixed_steps(9), "The run keeps the 9 steps that were fixed when it started."),
     (
         notes.trained_blocks("vit", 2, 10, 1000, 4, 39, 12.0),
         "10 of the 1,000 weights of vit are trained: fine_tune.blocks is 2. The activations of 4 views of 39 images "
@@ -308,11 +313,11 @@ WORDS = [
     (
         notes.unchosen_views("flips"),
         "A class has too few images for inner folds to choose the views of an image: the features are means over "
-        "flips. If that turns a class into another, name the views (tta).",
+        "flips. If a view can look like another class, name the views to use (tta).",
     ),
     (
         notes.other_views(2, 5),
-        "2 of 5 folds chose other views, so the figures are those of models with other views.",
+        "2 of 5 folds chose other views than the model, so the metrics are partly those of other views.",
     ),
     (
         notes.hub_weights("resnet18", "timm/resnet18.a1_in1k", 46.8, "apache-2.0"),
@@ -471,13 +476,13 @@ WORDS = [
     ),
     (
         cautions.drift(31, 500, 0.01, 0.0001),
-        "These images differ from the training images (p < 0.001): 6.2% are unfamiliar instead of 1.0%, or their "
-        "typicality has another distribution. The metrics of the run may not hold for them.",
+        "These images differ from the training images (p < 0.001): they are less typical, and 6.2% are "
+        "unfamiliar instead of 1.0%. The metrics of the run may not hold for them.",
     ),
     (
         cautions.drift(31, 500, 0.01, 0.005, ungrouped=True),
-        "These images differ from the training images (p = 0.005): 6.2% are unfamiliar instead of 1.0%, or their "
-        "typicality has another distribution. The metrics of the run may not hold for them. If they have groups, as in "
+        "These images differ from the training images (p = 0.005): they are less typical, and 6.2% are "
+        "unfamiliar instead of 1.0%. The metrics of the run may not hold for them. If they have groups, as in "
         "training, name them with --group or --group-from.",
     ),
     (notes.known_images(3, 9), "Compared with 3 known images of the class and 9 of other classes."),
@@ -562,8 +567,8 @@ WORDS = [
     ),
     (
         cautions.directed_classes(0.1, 0.69, "tta=auto"),
-        "The classes seem to depend on which way round the images are, which an average over views does not know: "
-        "inner folds give a log loss of 0.10 without views, and of 0.69 with them. Use tta=auto.",
+        "The classes seem to depend on which way round the images are, which an average over views loses: the log "
+        "loss in inner folds is 0.10 without views and 0.69 with them. Use tta=auto.",
     ),
     (
         cautions.below_baseline("validation", "small-images", 0.4, 0.9, -0.6, -0.4, 0.95, "Try another loss."),
@@ -582,8 +587,8 @@ WORDS = [
         "The tracker mlflow failed and is left out; the run continues without it (OSError: full).",
     ),
     (
-        cautions.trackers_not_found_again("full"),
-        "The run will not be found again by its trackers (full).",
+        cautions.trackers_cannot_resume("full"),
+        "The trackers will not recognise the run when it is resumed (full).",
     ),
     (cautions.results_not_sent("full"), "The results could not be sent to the trackers (full)."),
     (

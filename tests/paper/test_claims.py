@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lopsided.evaluation.intervals import Figure
+from lopsided.evaluation.intervals import Estimate
 from lopsided.paper.claims import Decision, Values, Verdict, decide, judge
 from lopsided.paper.protocol import CL, Setting, published
 from synthetic_records import Effect
@@ -322,7 +322,7 @@ def test_limits_are_students_and_widened_on_the_side_where_one_of_several_is_eno
 
 numbers = st.floats(-10, 10)
 intervals = st.lists(
-    st.tuples(numbers, numbers, numbers).map(sorted).map(lambda x: Figure(x[1], x[0], x[2])), min_size=1, max_size=6
+    st.tuples(numbers, numbers, numbers).map(sorted).map(lambda x: Estimate(x[1], x[0], x[2])), min_size=1, max_size=6
 )
 
 
@@ -330,22 +330,22 @@ ways = st.lists(intervals, min_size=1, max_size=3)
 
 
 @given(intervals)
-def test_a_claim_and_its_opposite_get_opposite_verdicts(figures: list[Figure]) -> None:
+def test_a_claim_and_its_opposite_get_opposite_verdicts(figures: list[Estimate]) -> None:
     """Not all A > B is that some B >= A: turning every comparison round turns all into any."""
-    turned = [Figure(-figure.value, -figure.high, -figure.low) for figure in figures]
+    turned = [Estimate(-figure.value, -figure.high, -figure.low) for figure in figures]
     opposite = {"supported": "contradicted", "contradicted": "supported", "cannot tell": "cannot tell"}
     assert decide([[figure] for figure in turned]) == opposite[decide([figures])]
     assert decide([turned]) == opposite[decide([[figure] for figure in figures])]
 
 
 @given(ways, st.data())
-def test_what_is_missing_never_makes_a_verdict(ways: list[list[Figure]], data: st.DataObject) -> None:
+def test_what_is_missing_never_makes_a_verdict(ways: list[list[Estimate]], data: st.DataObject) -> None:
     partly = [[data.draw(st.sampled_from([figure, None])) for figure in way] for way in ways]
     assert decide(partly) in (decide(ways), "cannot tell")
 
 
 @given(ways)
-def test_one_way_is_enough_and_every_way_must_be_closed(ways: list[list[Figure]]) -> None:
+def test_one_way_is_enough_and_every_way_must_be_closed(ways: list[list[Estimate]]) -> None:
     single = [decide([way]) for way in ways]
     if "supported" in single:
         assert decide(ways) == "supported"
@@ -356,7 +356,7 @@ def test_one_way_is_enough_and_every_way_must_be_closed(ways: list[list[Figure]]
 
 
 def test_intervals_that_are_not_there_decide_nothing() -> None:
-    unknown = Figure(3.0, math.nan, math.nan)
+    unknown = Estimate(3.0, math.nan, math.nan)
     assert decide([[unknown]]) == decide([[unknown], [None]]) == "cannot tell"
     assert decide([]) == decide([[]]) == "cannot tell"
 

@@ -13,7 +13,7 @@ import pytest
 
 from lopsided.cli.output import interval
 from lopsided.errors import InputError, RunError
-from lopsided.evaluation.intervals import Figure
+from lopsided.evaluation.intervals import Estimate
 from lopsided.facts import cautions, notes
 from lopsided.reports import run_page as module
 from lopsided.reports import threshold_section
@@ -254,7 +254,7 @@ def test_a_small_figure_is_not_written_as_0(figure: tuple[float, float, float], 
     test = json.loads((folder / "metrics.json").read_text())["test"]
     page = run_page(rewrite(folder, test={**test, "figures": {**test["figures"], "calibration_error": small}}))
     assert f"(calibration error {words})" in text_of(page)
-    assert str(Figure(*figure)) == words
+    assert str(Estimate(*figure)) == words
 
 
 def test_the_epochs_that_were_taken_are_those_that_the_run_says(tmp_path: Path) -> None:

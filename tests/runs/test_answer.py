@@ -31,7 +31,7 @@ def test_the_interval_of_folds_is_the_corrected_one() -> None:
     found = comparison.difference(None, "cl", "test", "uwa")
     assert found is not None
     half = t.ppf(0.975, 4) * math.sqrt(2.5) * math.sqrt(1 / 5 + 20 / 100)
-    assert (found.figure.value, found.figure.high) == pytest.approx((-3.0, -3.0 + half))
+    assert (found.estimate.value, found.estimate.high) == pytest.approx((-3.0, -3.0 + half))
     entry = comparison.entry(None, "ce", "test", "uwa")
     assert entry is not None
     assert [run.fold for run in entry.runs] == [1, 2, 3, 4, 5]

@@ -37,7 +37,7 @@ def test_differences_are_of_pairs_that_saw_the_same_data_with_the_same_seed() ->
     other[2] = replace(other[2], data="other images")
     found = difference(compare([*base, *other]), "cl")
     assert found.pairs == 2
-    assert found.figure.value == pytest.approx(3.0)
+    assert found.estimate.value == pytest.approx(3.0)
     still = [replace(each, data="same") for each in (*runs("ce", 0.5, 0.6), *runs("cl", 0.52, 0.64))]
     assert difference(compare(still), "cl").pairs == 2  # Without a new draw, seeds tell runs on the same data apart.
     apart = [*runs("ce", 0.5, 0.6), *(replace(each, seed=each.seed + 7) for each in runs("cl", 0.5, 0.6))]
@@ -48,7 +48,7 @@ def test_any_method_is_the_baseline() -> None:
     records = [*runs("ce", 0.50, 0.60), *runs("cl", 0.52, 0.64), *runs("afcl", 0.55, 0.64)]
     by_default, by_name = compare(records), compare(records, baseline="cl")
     assert (by_default.baseline, by_name.baseline) == ("ce", "cl")
-    assert difference(by_name, "ce").figure.value == pytest.approx(-3.0)
+    assert difference(by_name, "ce").estimate.value == pytest.approx(-3.0)
     assert difference(by_name, "cl") is None
     assert difference(by_default, "ce", to="cl") == difference(by_name, "ce")
     with pytest.raises(InputError, match=r"^the baseline must be one of the methods, ce, cl, afcl, got 'none'\.$"):
@@ -58,7 +58,7 @@ def test_any_method_is_the_baseline() -> None:
 def test_intervals_of_differences_are_widened_for_the_number_of_methods() -> None:
     two = [*runs("ce", 0.50, 0.60, 0.70), *runs("cl", 0.52, 0.64, 0.75)]
     three = [*two, *runs("afcl", 0.5, 0.6, 0.71)]
-    alone, among = (difference(compare(records), "cl").figure for records in (two, three))
+    alone, among = (difference(compare(records), "cl").estimate for records in (two, three))
     deviation = math.sqrt(((2 - 11 / 3) ** 2 + (4 - 11 / 3) ** 2 + (5 - 11 / 3) ** 2) / 2)
     assert alone.high - alone.value == pytest.approx(t.ppf(0.975, 2) * deviation / math.sqrt(3))
     assert among.high - among.value == pytest.approx(t.ppf(1 - 0.05 / 2 / 2, 2) * deviation / math.sqrt(3))
@@ -152,7 +152,7 @@ def test_scenarios_are_columns_and_those_that_were_asked_for_are_kept_in_order()
 def test_every_class_has_its_recall_and_a_class_without_images_none() -> None:
     figures = replace(run("ce", 0, 0.5).test, recalls=(0.6, math.nan), auroc=None)
     comparison = compare([run("ce", 0, 0.5, test=figures)])
-    assert comparison.figures == ("uwa", "accuracy", "recall:0", "seconds")
+    assert comparison.metrics == ("uwa", "accuracy", "recall:0", "seconds")
     assert comparison.word("recall:0") == "recall of cat"
     mixed = compare([run("ce", 0, 0.5), run("ce", 1, 0.5, classes=("cat", "wolf"))])
     assert mixed.word("recall:1") == "recall of class 2"
@@ -196,7 +196,7 @@ def test_that_the_best_method_was_not_known_before_widens_its_intervals() -> Non
     assert gap is not None
     assert wider is not None
     assert gap.differs
-    assert wider.figure.low < gap.figure.low
+    assert wider.estimate.low < gap.estimate.low
 
 
 def test_everything_goes_into_json() -> None:

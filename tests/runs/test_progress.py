@@ -82,7 +82,7 @@ def test_a_pipe_gets_plain_lines() -> None:
 def test_quiet_keeps_warnings_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.reporter(quiet=True) as watcher:
         assert watcher.counting("checking") is None
-        watcher.fact(notes.settled_steps(9))
+        watcher.fact(notes.fixed_steps(9))
         watcher.stage("encoder", 2, 4)
         watcher.step(1.0, 128)
         watcher.epoch(1, {"loss": 1.0})

@@ -24,9 +24,9 @@ from lopsided.runs.folder import Run
 from lopsided.runs.keys import LossTable, data_key, family_of, treatment_of
 from lopsided.runs.records import (
     Failure,
-    Figures,
     Fold,
     Record,
+    Scores,
     append_failure,
     append_records,
     read_failures,
@@ -41,7 +41,7 @@ CLASSES = ["top", "shirt", "coat"]
 shares = st.floats(0, 1).map(lambda value: float(f"{value:.5g}"))
 names = st.text(string.ascii_letters + string.digits + "-_. ", min_size=1, max_size=24)
 figures = st.builds(
-    Figures,
+    Scores,
     images=st.integers(1, 100_000),
     minority=st.integers(0, 50_000),
     accuracy=shares,
@@ -470,7 +470,7 @@ def test_whoever_waits_too_long_for_its_turn_is_told_who_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_module, "LOCK_SECONDS", 0.05)
-    with files.lock(tmp_path), pytest.raises(RunError, match=r"held by process \d+ on .*\. Wait for it to end\.$"):
+    with files.lock(tmp_path), pytest.raises(RunError, match=r"in use by process \d+ on .*\. Wait for it to end\.$"):
         append_records(tmp_path / "records.jsonl", some_records(1)[0])
 
 

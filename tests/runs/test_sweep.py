@@ -275,7 +275,7 @@ def test_a_cell_that_is_computed_elsewhere_is_left_to_the_last_and_taken_when_it
     outcome = run_sweep(cells, tmp_path, engine=engine, view=view)
     assert engine.submitted == [1, 2, 3, 0]
     assert seeds(outcome) == [0, 1, 2, 3]
-    assert view.reasons[0].endswith(f"held by process {os.getpid()} on {os.uname().nodename}. Wait for it to end.")
+    assert view.reasons[0].endswith(f"in use by process {os.getpid()} on {os.uname().nodename}. Wait for it to end.")
 
 
 def test_a_claim_of_another_machine_that_gives_no_sign_is_taken_over(
@@ -385,7 +385,7 @@ def test_the_cells_of_an_interrupted_sweep_are_free_again(cells: list[Recipe], t
 
     def interrupt() -> None:
         assert len(list((tmp_path / "claims").iterdir())) == 2
-        with pytest.raises(RunError, match="held by"), files.lock(tmp_path / "claims" / key(cells[0])):
+        with pytest.raises(RunError, match="in use by"), files.lock(tmp_path / "claims" / key(cells[0])):
             pass
         raise KeyboardInterrupt
 

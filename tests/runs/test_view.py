@@ -76,14 +76,14 @@ def test_while_no_cell_ends_a_pipe_gets_a_line_now_and_then(clock: Clock, capsys
         view.tick()
     for _ in range(40):
         clock.now += 1
-        view.waiting(2, "held by process 1.")
+        view.waiting(2, "in use by process 1.")
         view.tick()
     assert capsys.readouterr().err.splitlines() == [
         "0/2 done",
         "0/2 done, 1 running",
         "0/2 done, 1 running",
-        "waiting for 2 cells of other processes: held by process 1.",
-        "waiting for 2 cells of other processes: held by process 1.",
+        "waiting for 2 cells of other processes: in use by process 1.",
+        "waiting for 2 cells of other processes: in use by process 1.",
     ]
 
 
@@ -110,8 +110,10 @@ def test_a_terminal_shows_counts_pace_and_running_cells(clock: Clock) -> None:
 def test_a_terminal_shows_what_is_waited_for_until_a_cell_starts(clock: Clock) -> None:
     screen = Screen()
     screen.begin(2, 1)
-    screen.waiting(1, "held by \x1b process 1.")
-    assert shown(screen)[1] == ("  waiting for 1 cell of other processes: held by \N{REPLACEMENT CHARACTER} process 1.")
+    screen.waiting(1, "in use by \x1b process 1.")
+    assert shown(screen)[1] == (
+        "  waiting for 1 cell of other processes: in use by \N{REPLACEMENT CHARACTER} process 1."
+    )
     screen.started(CELLS[0])
     assert shown(screen)[1:] == [f"  {NAME} 0, 0:00"]
 

@@ -13,7 +13,7 @@ from lopsided.data.inputs import MemoryInputs, Part, Prepared
 from lopsided.data.sources import source_from_arrays
 from lopsided.data.splits import Splits
 from lopsided.errors import RunError
-from lopsided.evaluation.intervals import Figure, paired_shares_interval
+from lopsided.evaluation.intervals import Estimate, paired_shares_interval
 from lopsided.facts import notes
 from lopsided.facts.log import Log
 from lopsided.inference.scorer import SmallImages
@@ -73,7 +73,7 @@ def test_a_model_below_the_baseline_is_told_so_and_a_better_one_is_not() -> None
 
 
 def test_a_warning_of_test_images_gives_no_advice_to_tune_on_them() -> None:
-    found = Compared(0.4, 0.9, 70, Figure(-0.5, -0.6, -0.4))
+    found = Compared(0.4, 0.9, 70, Estimate(-0.5, -0.6, -0.4))
     (fact,) = found.cautions("test", "small-images", ADVICE)
     assert str(fact).endswith(
         "Do not tune the model on test images: hold out validation images (val=0.15) to compare settings."

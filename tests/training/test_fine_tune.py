@@ -418,7 +418,7 @@ def test_minutes_are_settled_once_and_kept_when_the_run_is_resumed(
     assert len(calls) == 1
     assert calls[0] > 9  # A step of this encoder takes far less than a minute.
     assert len(told.of("step")) == 9 - 4
-    assert notes.settled_steps(9) in told.facts
+    assert notes.fixed_steps(9) in told.facts
     # The trial steps left no trace: the same number of steps gives the same weights.
     fit(small(weights, **{"fine_tune.steps": 9}), open_source(photos), tmp_path / "steps")
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "steps")]

@@ -18,7 +18,7 @@ from lopsided.data.images import ArrayImages, Indices
 from lopsided.data.prepare import data_seed, split_source
 from lopsided.data.sources import Source
 from lopsided.errors import InputError, RunError
-from lopsided.evaluation.metrics import unweighted_accuracy
+from lopsided.evaluation.metrics import balanced_accuracy
 from lopsided.facts.log import Reporter
 from lopsided.inference.scorer import Scorer
 from lopsided.losses import Objective, Samples
@@ -90,7 +90,7 @@ def test_every_loss_learns_to_tell_stripes_apart(loss: str) -> None:
     assert fitted.test is not None
     assert fitted.test.y_true is not None
     assert fitted.test.classes == ("many", "some", "few")
-    assert unweighted_accuracy(fitted.test.y_true, fitted.test.y_pred) > 0.9
+    assert balanced_accuracy(fitted.test.y_true, fitted.test.y_pred) > 0.9
     assert {entry["stage"] for entry in fitted.history} == (
         {"encoder", "classifier"} if loss.endswith("cl") else {"end-to-end"}
     )
@@ -204,7 +204,7 @@ def test_the_model_of_the_best_validation_epoch_is_taken(loss: str) -> None:
     assert fitted.val is not None
     assert fitted.val.y_true is not None
     figures = [entry["val_uwa"] for entry in fitted.history if entry["stage"] != "encoder"]
-    assert unweighted_accuracy(fitted.val.y_true, fitted.val.y_pred) == pytest.approx(max(figures))
+    assert balanced_accuracy(fitted.val.y_true, fitted.val.y_pred) == pytest.approx(max(figures))
     assert figures[-1] < max(figures)
 
 

@@ -43,7 +43,7 @@ def export(
     probabilities and labels for one image and for a batch.
 
     card: a model card in the format of the Hugging Face hub, with data,
-    recipe, figures and intervals, decision rule and limits. What only you can
+    recipe, metrics and intervals, decision rule and limits. What only you can
     say, such as the licence, is marked with "Fill in".
 
     hub-folder: weights, a config without code, and the card, in a folder that

@@ -259,7 +259,7 @@ def speed_words(recipe: Recipe) -> list[str]:
 
 
 def fold_words(folds: Mapping[str, Any]) -> str:
-    """Return the spread of the UWA over the folds, and what the model of a run with folds is."""
+    """Return the spread of the balanced accuracy over the folds, and what the model of a run with folds is."""
     values = sorted(row["uwa"] for row in folds["per_fold"])
     spread = f"By fold, the balanced accuracy is {values[0]:.3f} to {values[-1]:.3f}."
     if folds["final"] == "refit":
@@ -272,7 +272,7 @@ def fold_words(folds: Mapping[str, Any]) -> str:
 
 
 def decision_words(metrics: Mapping[str, Any], split: str) -> list[str]:
-    """Return how the model of a run decides, and its UWA by the other rule."""
+    """Return how the model of a run decides, and its balanced accuracy by the other rule."""
     from lopsided.evaluation.decision import Decision
 
     decision = Decision.model_validate(metrics["decision"]["decision"])

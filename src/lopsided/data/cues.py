@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lopsided.data.decoding import GLANCE as SIDE
 from lopsided.data.images import FileImages, Images, Vectors, ordered_map
 from lopsided.data.parts import Codes, Floats, odd_parts
-from lopsided.evaluation.intervals import Figure, auroc_interval
+from lopsided.evaluation.intervals import Estimate, auroc_interval
 from lopsided.facts import Fact, cautions
 from lopsided.recipe import Recipe
 
@@ -163,7 +163,7 @@ class Cue:
 
     label: int
     name: str
-    auroc: Figure
+    auroc: Estimate
 
 
 def telling_cues(
@@ -191,7 +191,7 @@ def telling_cues(
     return found
 
 
-def _auroc(values: Floats, own: npt.NDArray[np.bool_], *, two_sided: bool) -> Figure:
+def _auroc(values: Floats, own: npt.NDArray[np.bool_], *, two_sided: bool) -> Estimate:
     """Return the AUROC of values, or of their negatives if that is higher. Equal values count half."""
     _, ranks, sizes = np.unique(values, return_inverse=True, return_counts=True)
     middle = np.cumsum(sizes) - (sizes - 1) / 2

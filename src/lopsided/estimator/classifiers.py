@@ -33,7 +33,7 @@ from lopsided.estimator.fitting import (
 )
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import settle_crossed, settle_scores
-from lopsided.evaluation.metrics import confusion_figures, evaluate, unweighted_accuracy
+from lopsided.evaluation.metrics import balanced_accuracy, confusion_figures, evaluate
 from lopsided.files import atomic_write, make_folder
 from lopsided.inference.engine import Engine
 from lopsided.inference.familiar import load_bank, save_bank
@@ -174,7 +174,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         self.cv_results_ = {
             "fold": folds,
             "num_samples": np.bincount(numbers),
-            "test_score": np.array([unweighted_accuracy(codes[numbers == k], decided[numbers == k]) for k in folds]),
+            "test_score": np.array([balanced_accuracy(codes[numbers == k], decided[numbers == k]) for k in folds]),
         }
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float32]:

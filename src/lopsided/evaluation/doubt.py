@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lopsided.evaluation.calibration import Codes, Floats, HeldBack, at_prevalence
 from lopsided.evaluation.decision import Decision
-from lopsided.evaluation.intervals import UNDEFINED, Figure, around, share_interval
+from lopsided.evaluation.intervals import UNDEFINED, Estimate, around, share_interval
 from lopsided.evaluation.sets import Bools, asks, fit_sets, members
 from lopsided.recipe.rules import parse_rule
 
@@ -109,7 +109,7 @@ def trade_off(
     return points
 
 
-def _share(hits: Bools, among: Bools, groups: Groups, weights: Floats | None = None) -> Figure:
+def _share(hits: Bools, among: Bools, groups: Groups, weights: Floats | None = None) -> Estimate:
     """Return the share of hits among some images, with Wilson's interval. Images of one group count as copies.
 
     With unequal weights or groups, the effective number of images is Kish's.
@@ -150,7 +150,7 @@ def _size(size: int) -> str:
 
 def _figure(figure: Mapping[str, float | None]) -> str:
     numbers = [math.nan if figure[name] is None else float(figure[name] or 0) for name in ("value", "low", "high")]
-    return str(Figure(*numbers))
+    return str(Estimate(*numbers))
 
 
 def cross_sets(held: HeldBack, level: float, seed: int = 0, folds: int = 5) -> Bools:

@@ -102,7 +102,7 @@ def figures_by_rule(
     labels: Codes,
     held: HeldBack | None = None,
 ) -> dict[str, Any]:
-    """Return UWA and the recall of each class by several rules, as far as they can be resolved.
+    """Return balanced accuracy and recalls by several rules, as far as they can be resolved.
 
     ``held`` are other images than those of ``p``, for rules that are fitted.
     """

@@ -26,11 +26,11 @@ CHUNK = 4_000_000
 """Largest number of values held in memory while drawing."""
 
 SAME = 1e-9
-"""Figures that differ by at most this amount count as equal."""
+"""Values that differ by at most this amount count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Estimate:
     """A value and its interval. Undefined numbers are NaN."""
 
     value: float
@@ -56,14 +56,14 @@ class Figure:
         return {name: None if math.isnan(number) else number for name, number in numbers.items()}
 
 
-UNDEFINED = Figure(math.nan, math.nan, math.nan)
+UNDEFINED = Estimate(math.nan, math.nan, math.nan)
 
 
-def around(value: float, low: float, high: float, bounds: tuple[float, float] = (0.0, 1.0)) -> Figure:
-    """Return a figure whose interval is within `bounds` and contains the value."""
+def around(value: float, low: float, high: float, bounds: tuple[float, float] = (0.0, 1.0)) -> Estimate:
+    """Return an estimate whose interval is within `bounds` and contains the value."""
     if math.isnan(value):
         return UNDEFINED
-    return Figure(float(value), float(min(max(low, bounds[0]), value)), float(max(min(high, bounds[1]), value)))
+    return Estimate(float(value), float(min(max(low, bounds[0]), value)), float(max(min(high, bounds[1]), value)))
 
 
 def quantile(level: float) -> float:
@@ -71,7 +71,7 @@ def quantile(level: float) -> float:
     return NormalDist().inv_cdf((1 + level) / 2)
 
 
-def share_interval(share: float, size: float, level: float) -> Figure:
+def share_interval(share: float, size: float, level: float) -> Estimate:
     """Return Wilson's interval for a share of `size` images."""
     if size == 0:
         return UNDEFINED
@@ -81,7 +81,7 @@ def share_interval(share: float, size: float, level: float) -> Figure:
     return around(share, centre - half, centre + half)
 
 
-def mean_of_shares_interval(shares: Floats, sizes: Floats, level: float) -> Figure:
+def mean_of_shares_interval(shares: Floats, sizes: Floats, level: float) -> Estimate:
     """Return the interval of Price and Bonett (2004) for the mean of m independent shares.
 
     2/m successes and 2/m failures are added to each share, then the usual normal interval is computed.
@@ -92,7 +92,7 @@ def mean_of_shares_interval(shares: Floats, sizes: Floats, level: float) -> Figu
     return around(float(shares.mean()), moved.mean() - half, moved.mean() + half)
 
 
-def paired_shares_interval(won: Floats, lost: Floats, sizes: Floats, level: float) -> Figure:
+def paired_shares_interval(won: Floats, lost: Floats, sizes: Floats, level: float) -> Estimate:
     """Return an interval for the mean over m classes of the difference of two shares of the same images.
 
     ``won`` and ``lost`` count the images of each class that only the first or only the second model has right. As
@@ -142,7 +142,7 @@ def fold_component(true: NDArray[np.int64], predicted: NDArray[np.int64], folds:
     return factor
 
 
-def auroc_interval(auroc: float, num_positive: float, num_negative: float, level: float) -> Figure:
+def auroc_interval(auroc: float, num_positive: float, num_negative: float, level: float) -> Estimate:
     """Return the interval of Newcombe (2006, method 5) for the area under the ROC curve.
 
     Its limits t solve (auroc - t)^2 = z^2 V(t). V is the variance of Hanley and McNeil, with both sizes replaced by
@@ -165,7 +165,7 @@ def _boundary(is_outside: Callable[[float], bool], outside: float, inside: float
     return outside
 
 
-def macro_interval(figures: Sequence[Figure]) -> Figure:
+def macro_interval(figures: Sequence[Estimate]) -> Estimate:
     """Return the mean of one-versus-rest figures, with an interval combined from their intervals.
 
     The errors of two classes are fully dependent, so their limits are averaged. Three or more classes are treated as
@@ -218,7 +218,7 @@ def confusion_draws(
 
 def cost_interval(
     confusion: NDArray[np.int64], sizes: Floats, costs: Floats, draws: int, level: float, rng: np.random.Generator
-) -> Figure:
+) -> Estimate:
     """Return the mean cost of a decision with an interval from the posterior of ``confusion_draws``, row by row."""
     num_classes, support = len(confusion), confusion.sum(axis=1)
     present = np.flatnonzero(support)
@@ -263,10 +263,10 @@ def calibrated_sums(
 
 def mean_interval(
     values: Sequence[float] | NDArray[Any], level: float = 0.95, *, same: float = SAME, overlap: float = 0.0
-) -> Figure:
+) -> Estimate:
     """Return the mean over runs with Student's interval.
 
-    There is no interval for a single run, or if all runs are equal within ``same``. Figures of few images are coarse
+    There is no interval for a single run, or if all runs are equal within ``same``. Values of few images are coarse
     and can be equal by chance, so equal figures do not determine a width.
 
     Runs that are folds of the same images depend on each other, because their training images overlap. ``overlap`` is
@@ -286,10 +286,10 @@ def mean_interval(
     check_level(level)
     mean = float(array.mean())
     if not np.isfinite(array).all() or np.ptp(array) <= same:
-        return Figure(mean, math.nan, math.nan)
+        return Estimate(mean, math.nan, math.nan)
     error = array.std(ddof=1) * math.sqrt(1 / array.size + overlap)
     half = float(stdtrit(array.size - 1, (1 + level) / 2) * error)
-    return Figure(mean, mean - half, mean + half)
+    return Estimate(mean, mean - half, mean + half)
 
 
 def paired_difference(
@@ -299,7 +299,7 @@ def paired_difference(
     *,
     same: float = SAME,
     overlap: float = 0.0,
-) -> Figure:
+) -> Estimate:
     """Return the mean of x - y over runs with the same seeds, with the interval of ``mean_interval``.
 
     >>> print(paired_difference([0.72, 0.75, 0.71], [0.70, 0.72, 0.70]))

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lopsided.errors import InputError, sentence
 from lopsided.evaluation.calibration import TINY
-from lopsided.evaluation.intervals import Figure, Floats, quantile
+from lopsided.evaluation.intervals import Estimate, Floats, quantile
 
 Codes = NDArray[np.int64]
 NEAR = 0.86
@@ -94,7 +94,7 @@ def check_labels(labels: ArrayLike, probabilities: ArrayLike) -> LabelCheck:
 
 def count_wrong(
     labels: ArrayLike, probabilities: ArrayLike, groups: Sequence[str] | None = None, level: float = 0.95
-) -> Figure:
+) -> Estimate:
     """Return how many labels are probably wrong, with the interval of the profile likelihood.
 
     A label has the probabilities q of the image, or with a small share e it is another class by mistake (Copas, 1988):
@@ -122,7 +122,7 @@ def count_wrong(
         costs.append(cost)
     above = np.array(costs) - min(costs)
     inside = shares[above <= quantile(level) ** 2 / 2]
-    return Figure(*(float(number * share) for share in (shares[above.argmin()], inside.min(), inside.max())))
+    return Estimate(*(float(number * share) for share in (shares[above.argmin()], inside.min(), inside.max())))
 
 
 def _mislabelled(y: Codes, p: Floats, share: float, weight: float, start: Floats) -> tuple[float, Floats]:

@@ -26,7 +26,7 @@ from lopsided.errors import InputError, sentence
 from lopsided.evaluation.decision import decide
 from lopsided.evaluation.intervals import (
     UNDEFINED,
-    Figure,
+    Estimate,
     Floats,
     around,
     auroc_interval,
@@ -48,17 +48,17 @@ _BOUNDS = {"mcc": (-1.0, 1.0), "log_loss": (0.0, math.inf)}
 
 
 @dataclass(frozen=True)
-class ClassFigures:
+class ClassMetrics:
     """The metrics of one class against the others."""
 
     label: str
     support: int
     predicted: int
-    precision: Figure
-    recall: Figure
-    f1: Figure
-    auroc: Figure
-    average_precision: Figure
+    precision: Estimate
+    recall: Estimate
+    f1: Estimate
+    auroc: Estimate
+    average_precision: Estimate
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Evaluation:
     level: float
     bootstrap: int
     seed: int
-    figures: dict[str, Figure]
-    per_class: tuple[ClassFigures, ...]
+    figures: dict[str, Estimate]
+    per_class: tuple[ClassMetrics, ...]
     confusion: tuple[tuple[int, ...], ...]
     majority: Majority
     notes: tuple[str, ...]
@@ -90,7 +90,7 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Return all fields for JSON, NaN as None."""
         rows = [
-            {name: value.to_dict() if isinstance(value, Figure) else value for name, value in vars(row).items()}
+            {name: value.to_dict() if isinstance(value, Estimate) else value for name, value in vars(row).items()}
             for row in self.per_class
         ]
         return {
@@ -109,10 +109,10 @@ def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> float:
     return confusion_figures(_confusion_of(y_true, y_pred))["accuracy"]
 
 
-def unweighted_accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> float:
-    """Return the mean of the recalls of the classes in `y_true`, eq. (28); also known as balanced accuracy.
+def balanced_accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> float:
+    """Return the mean of the recalls of the classes in `y_true`, eq. (28). The paper calls it unweighted accuracy, UWA.
 
-    >>> unweighted_accuracy(["shirt", "top", "top", "top"], ["top", "top", "top", "top"])
+    >>> balanced_accuracy(["shirt", "top", "top", "top"], ["top", "top", "top", "top"])
     0.5
     """
     return confusion_figures(_confusion_of(y_true, y_pred))["uwa"]
@@ -199,7 +199,7 @@ def evaluate(
         seed=seed,
         figures=figures,
         per_class=tuple(
-            ClassFigures(name, int(support[c]), int(confusion[:, c].sum()), **{k: v[c] for k, v in per_class.items()})
+            ClassMetrics(name, int(support[c]), int(confusion[:, c].sum()), **{k: v[c] for k, v in per_class.items()})
             for c, name in enumerate(names)
         ),
         confusion=tuple(tuple(int(count) for count in row) for row in confusion),
@@ -241,14 +241,14 @@ def _count_figures(hits: Floats, predicted: Floats, support: Floats) -> dict[str
 
 def _confusion_intervals(
     confusion: Codes, sizes: Floats, draws: int, level: float, rng: np.random.Generator
-) -> tuple[dict[str, Figure], dict[str, list[Figure]]]:
+) -> tuple[dict[str, Estimate], dict[str, list[Estimate]]]:
     """Return the metrics of the whole confusion, and the metrics of each class."""
     support = confusion.sum(axis=1).astype(np.float64)
     diagonal = np.diagonal(confusion).astype(np.float64)
     values = _count_figures(diagonal, confusion.sum(axis=0).astype(np.float64), support)
     drawn = [_count_figures(*chunk, support) for chunk in confusion_draws(confusion, sizes, draws, rng)]
-    figures: dict[str, Figure] = {}
-    per_class: dict[str, list[Figure]] = {}
+    figures: dict[str, Estimate] = {}
+    per_class: dict[str, list[Estimate]] = {}
     for name, value in values.items():
         both = np.concatenate([chunk[name] for chunk in drawn])
         low, high = np.quantile(both, [(1 - level) / 2, (1 + level) / 2], axis=0)
@@ -263,7 +263,9 @@ def _confusion_intervals(
     return figures, per_class
 
 
-def _rank_figures(true: Codes, p: Floats, folds: NDArray[Any], sizes: Floats, level: float) -> dict[str, list[Figure]]:
+def _rank_figures(
+    true: Codes, p: Floats, folds: NDArray[Any], sizes: Floats, level: float
+) -> dict[str, list[Estimate]]:
     """Return AUROC and average precision of each class against the rest; undefined if a class has no or all images.
 
     Both are means over the folds that hold images of the class and of others. AUROC is weighted by the pairs of an
@@ -272,8 +274,8 @@ def _rank_figures(true: Codes, p: Floats, folds: NDArray[Any], sizes: Floats, le
     """
     from sklearn.metrics import average_precision_score, roc_auc_score
 
-    aurocs: list[Figure] = []
-    average_precisions: list[Figure] = []
+    aurocs: list[Estimate] = []
+    average_precisions: list[Estimate] = []
     for c in range(p.shape[1]):
         positive = true == c
         if not 0 < positive.sum() < len(true):
@@ -294,7 +296,7 @@ def _rank_figures(true: Codes, p: Floats, folds: NDArray[Any], sizes: Floats, le
 
 def _probability_figures(
     true: Codes, p: Floats, groups: Codes | None, *, resamples: int, level: float, rng: np.random.Generator
-) -> dict[str, Figure]:
+) -> dict[str, Estimate]:
     """Return Brier score, log loss and calibration error, which are functions of sums over images."""
     num = np.arange(len(true))
     confidence, hit = p.max(axis=1), p.argmax(axis=1) == true

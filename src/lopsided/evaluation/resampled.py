@@ -1,4 +1,4 @@
-"""Figures of repeated folds: how sure a difference is, which method to use, and what would make it surer.
+"""Metrics of repeated folds: how sure a difference is, which method to use, and what would make it surer.
 
 ``studies/fold_coverage.py`` measures how often the intervals contain the truth. Its record is
 ``studies/records/fold_coverage.json``.

@@ -29,12 +29,10 @@ def few_images(counts: Mapping[str, int], least: int) -> str:
 @caution("run")
 def unmeasured_classes(classes: Sequence[str]) -> str:
     """Classes have one image each, so that no metric can be given for them."""
-    names = ", ".join(classes)
-    has = "has one image" if len(classes) == 1 else "have one image each"
+    has, them = ("has one image", "it") if len(classes) == 1 else ("have one image each", "them")
     return (
-        f"{names} {has}: no image is left to train with while it is tested. So recall, precision and AUROC of "
-        f"{'it' if len(classes) == 1 else 'them'} cannot be given, and means over classes leave "
-        f"{'it' if len(classes) == 1 else 'them'} out. The model knows {'it' if len(classes) == 1 else 'them'}."
+        f"{', '.join(classes)} {has}, which cannot be used for training and for testing at once. So recall, precision "
+        f"and AUROC of {them} cannot be given, and means over classes leave {them} out. The model can predict {them}."
     )
 
 
@@ -189,8 +187,8 @@ def falling_loss(stage: str, before: float, last: float, flag: str) -> str:
 @caution("counted")
 def directed_classes(alone: float, averaged: float, advice: str) -> str:
     return (
-        "The classes seem to depend on which way round the images are, which an average over views does not know: "
-        f"inner folds give a log loss of {alone:.2f} without views, and of {averaged:.2f} with them. Use {advice}."
+        "The classes seem to depend on which way round the images are, which an average over views loses: the log "
+        f"loss in inner folds is {alone:.2f} without views and {averaged:.2f} with them. Use {advice}."
     )
 
 
@@ -223,8 +221,8 @@ def tracker_failed(tracker: str, error: str) -> str:
 
 
 @caution("run")
-def trackers_not_found_again(error: str) -> str:
-    return f"The run will not be found again by its trackers ({error})."
+def trackers_cannot_resume(error: str) -> str:
+    return f"The trackers will not recognise the run when it is resumed ({error})."
 
 
 @caution("run")
@@ -315,8 +313,8 @@ def drift(unfamiliar: int, images: int, level: float, p_value: float, ungrouped:
     """New images differ from the training images. ``ungrouped``: the known images have groups, these may have, too."""
     shown = "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
     words = (
-        f"These images differ from the training images ({shown}): {unfamiliar / images:.1%} are unfamiliar instead of "
-        f"{level:.1%}, or their typicality has another distribution. The metrics of the run may not hold for them."
+        f"These images differ from the training images ({shown}): they are less typical, and {unfamiliar / images:.1%} "
+        f"are unfamiliar instead of {level:.1%}. The metrics of the run may not hold for them."
     )
     return (
         f"{words} If they have groups, as in training, name them with --group or --group-from." if ungrouped else words

@@ -118,9 +118,7 @@ def folds_by_default(folds: int, rarest: str, images: int, test: float, seconds:
 
 @note("run")
 def folds_for_alarms(folds: int) -> str:
-    return (
-        f"{folds} folds, because images that no model was trained on must say how many false alarms a threshold gives."
-    )
+    return f"{folds} folds, because false alarms of a threshold must be counted on images that were not trained on."
 
 
 @note("run")
@@ -204,7 +202,7 @@ def unlabelled_rows(table: str, marks: Mapping[str, int]) -> str:
 
 @note("once")
 def repeated_labels(images: int) -> str:
-    return f"{images:,} of the further labels are of images that are already labelled so; they are left out."
+    return f"{images:,} of the further labels only repeat labels that the images already have; they are left out."
 
 
 @note("once")
@@ -216,7 +214,7 @@ def held_out_labels(images: int) -> str:
 def further_without_group(images: int, further: int, column: str) -> str:
     return (
         f"{images:,} of {further:,} further images have no group, so each counts as a group of its own. If one "
-        f"belongs to a group that is tested, the figures are too good. Fill the column {column} of the table."
+        f"belongs to a group that is tested, the metrics are too high. Fill the column {column} of the table."
     )
 
 
@@ -397,8 +395,8 @@ def minutes(minutes: float, steps: int, seconds: float) -> str:
 
 
 @note("run")
-def settled_steps(steps: int) -> str:
-    return f"The run keeps the {steps:,} steps that were settled when it started."
+def fixed_steps(steps: int) -> str:
+    return f"The run keeps the {steps:,} steps that were fixed when it started."
 
 
 @note("once")
@@ -466,13 +464,13 @@ def chosen_views(views: str, losses: Mapping[str, float]) -> str:
 def unchosen_views(views: str) -> str:
     return (
         "A class has too few images for inner folds to choose the views of an image: the features are means over "
-        f"{views}. If that turns a class into another, name the views (tta)."
+        f"{views}. If a view can look like another class, name the views to use (tta)."
     )
 
 
 @note("run")
 def other_views(other: int, folds: int) -> str:
-    return f"{other} of {folds} folds chose other views, so the figures are those of models with other views."
+    return f"{other} of {folds} folds chose other views than the model, so the metrics are partly those of other views."
 
 
 @note("once", apart="encoder")

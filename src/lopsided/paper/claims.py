@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from lopsided.evaluation.intervals import Figure, mean_interval
+from lopsided.evaluation.intervals import Estimate, mean_interval
 from lopsided.paper.protocol import CL, Setting, published
 from lopsided.paper.words import WORDS
 from lopsided.runs.comparison import ALPHA
@@ -70,7 +70,7 @@ class Contrast:
     """One comparison: its mean over seeds in points, with the limits that the rule uses."""
 
     name: str
-    figure: Figure
+    figure: Estimate
     seeds: tuple[int, ...]
 
     def __str__(self) -> str:
@@ -193,10 +193,10 @@ def _judge(claim: Claim, values: Values, split: str, figures: tuple[str, ...], *
     return Verdict(claim.name, claim.text, figures, split, decision, ways, tuple(missing), decides)
 
 
-def decide(ways: Sequence[Sequence[Figure | None]]) -> Decision:
+def decide(ways: Sequence[Sequence[Estimate | None]]) -> Decision:
     """Apply the rule to the intervals of a claim's comparisons, by way; None is a missing comparison.
 
-    >>> decide([[Figure(1.0, 0.2, 1.8)], [Figure(0.1, -1.0, 1.2)], [None]])
+    >>> decide([[Estimate(1.0, 0.2, 1.8)], [Estimate(0.1, -1.0, 1.2)], [None]])
     'supported'
     """
     if any(way and all(figure is not None and figure.low > 0 for figure in way) for way in ways):
@@ -206,10 +206,10 @@ def decide(ways: Sequence[Sequence[Figure | None]]) -> Decision:
     return "cannot tell"
 
 
-def _limits(points: Sequence[float], low: int, high: int) -> Figure:
+def _limits(points: Sequence[float], low: int, high: int) -> Estimate:
     """Return the mean with Student's limits, corrected for ``low`` and ``high`` comparisons."""
     lower, upper = (mean_interval(points, 1 - ALPHA / number, same=ROUNDING) for number in (low, high))
-    return Figure(lower.value, lower.low, upper.high)
+    return Estimate(lower.value, lower.low, upper.high)
 
 
 def _seeds(values: Values, keys: Iterable[Key]) -> list[int]:

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from lopsided.errors import InputError
-from lopsided.evaluation.intervals import Figure, mean_interval, paired_difference
+from lopsided.evaluation.intervals import Estimate, mean_interval, paired_difference
 from lopsided.paper import protocol as paper
 from lopsided.paper.claims import Key, Values, Verdict, judge
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting, check_table, published, published_beside
@@ -100,9 +100,9 @@ def _recipe_name(family: str) -> str:
 class Entry:
     """One figure of one cell, in per cent. ``difference`` to CL is in points; None for CL and without pairs."""
 
-    mean: Figure
+    mean: Estimate
     values: Mapping[int, float]
-    difference: Figure | None
+    difference: Estimate | None
     pairs: int
     published: float | None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from lopsided.evaluation.intervals import Figure
+from lopsided.evaluation.intervals import Estimate
 from lopsided.evaluation.metric_table import is_share
 from lopsided.recipe.words import amount
 from lopsided.reports import fold_page, svg
@@ -17,7 +17,7 @@ from lopsided.reports.page import LIMIT, render
 from lopsided.reports.sweep_data import SweepData, read_sweep
 from lopsided.reports.wording import clean, duration, signed
 from lopsided.runs.answer import MISSING, answer, mean_text, shown_interval, time_text
-from lopsided.runs.comparison import FIGURES, RECALL, SECONDS, WORDS, Comparison, compare, name_methods
+from lopsided.runs.comparison import COMPARED_METRICS, RECALL, SECONDS, WORDS, Comparison, compare, name_methods
 from lopsided.runs.records import Record
 
 MIN_ROOM = 100_000
@@ -49,7 +49,7 @@ def comparison_page(
     if passed_over:
         why = "An earlier run has the same method, data and seed."
         warnings.append((f"{amount(passed_over, 'run')} ignored", why))
-    there = {figure for comparison in comparisons for figure in comparison.figures}
+    there = {metric for comparison in comparisons for metric in comparison.metrics}
     methods = {method for comparison in comparisons for method in comparison.methods}
     room = fold_page.PICTURE_LIMIT
     while True:
@@ -63,7 +63,7 @@ def comparison_page(
             folder=sweep.name,
             summary=sweep.summary(amount(len(methods), "method")),
             warnings=[*warnings, *notes],
-            figures=[(figure, WORDS[figure]) for figure in FIGURES if figure in there],
+            metrics=[(metric, WORDS[metric]) for metric in COMPARED_METRICS if metric in there],
             groups=[
                 _group(source, comparison, records, sweep, is_titled=len(comparisons) == 1 and _is_titled(comparison))
                 for (source, records), comparison in zip(sources.items(), comparisons, strict=True)
@@ -161,94 +161,94 @@ def _scenario(scenario: str | None) -> str:
 
 
 def _shown(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    """Yield the sets of images and the figures that a table is made for."""
+    """Yield the sets of images and the metrics that a table is made for."""
     for split in comparison.splits:
-        for figure in FIGURES:
-            if figure in comparison.figures:
-                yield split, figure
+        for metric in COMPARED_METRICS:
+            if metric in comparison.metrics:
+                yield split, metric
 
 
 def _means(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield a table of all methods for each scenario, set of images and figure."""
-    for split, figure in _shown(comparison):
-        means = [entry.mean for key, entry in comparison.entries.items() if key[2:] == (split, figure)]
-        shares = is_share(figure)
-        low, high = svg.padded(limit for mean in means for limit in (mean.value, *(_limits(mean, figure) or ())))
+    """Yield a table of all methods for each scenario, set of images and metric."""
+    for split, metric in _shown(comparison):
+        means = [entry.mean for key, entry in comparison.entries.items() if key[2:] == (split, metric)]
+        shares = is_share(metric)
+        low, high = svg.padded(limit for mean in means for limit in (mean.value, *(_limits(mean, metric) or ())))
         low, high = max(low, 0.0), min(high, 100.0) if shares else high
         where = comparison.images(split)
         unit = ", per cent" if shares else ""
         for scenario in comparison.scenarios:
             yield {
-                "figure": figure,
+                "metric": metric,
                 "split": split,
-                "caption": f"{_scenario(scenario)}: {WORDS[figure]} on {where} images{unit}",
+                "caption": f"{_scenario(scenario)}: {WORDS[metric]} on {where} images{unit}",
                 "digits": 1 if shares else 3,
                 "low": f"{low:.0f}" if shares else f"{low:.2f}",
                 "high": f"{high:.0f}" if shares else f"{high:.2f}",
                 "rows": [
-                    _mean_row(comparison, scenario, method, split, figure, (low, high)) for method in comparison.methods
+                    _mean_row(comparison, scenario, method, split, metric, (low, high)) for method in comparison.methods
                 ],
             }
 
 
 def _mean_row(
-    comparison: Comparison, scenario: str | None, method: str, split: str, figure: str, scale: svg.Range
+    comparison: Comparison, scenario: str | None, method: str, split: str, metric: str, scale: svg.Range
 ) -> dict[str, Any]:
-    entry = comparison.entry(scenario, method, split, figure)
+    entry = comparison.entry(scenario, method, split, metric)
     if entry is None:
         return {"method": clean(method), "mean": None}
-    base = comparison.entry(scenario, comparison.baseline, split, figure)
-    limits, time = _limits(entry.mean, figure), comparison.entry(scenario, method, "test", SECONDS)
+    base = comparison.entry(scenario, comparison.baseline, split, metric)
+    limits, time = _limits(entry.mean, metric), comparison.entry(scenario, method, "test", SECONDS)
     seconds = math.nan if time is None else time.mean.value
     return {
         "method": clean(method),
         "mean": entry.mean.value,
-        "strip": _strip(method, entry.mean, None if base is None else base.mean.value, scale, figure),
-        "interval": "" if limits is None else _interval_text(limits, figure),
+        "strip": _strip(method, entry.mean, None if base is None else base.mean.value, scale, metric),
+        "interval": "" if limits is None else _interval_text(limits, metric),
         "runs": len(entry.runs),
         "seconds": seconds,
         "time": time_text(seconds) if seconds < 10 else duration(seconds),
     }
 
 
-def _limits(mean: Figure, figure: str) -> tuple[float, float] | None:
+def _limits(mean: Estimate, metric: str) -> tuple[float, float] | None:
     """Return the interval of a mean. A share lies between 0 and 100 per cent, a log loss above 0."""
-    if is_share(figure):
+    if is_share(metric):
         return shown_interval(mean)
     return None if math.isnan(mean.high) else (max(mean.low, 0.0), mean.high)
 
 
-def _interval_text(limits: tuple[float, float], figure: str) -> str:
-    digits = 1 if is_share(figure) else 3
+def _interval_text(limits: tuple[float, float], metric: str) -> str:
+    digits = 1 if is_share(metric) else 3
     return f"[{limits[0]:.{digits}f}, {limits[1]:.{digits}f}]"
 
 
-def _strip(method: str, mean: Figure, base: float | None, scale: svg.Range, figure: str) -> Markup:
+def _strip(method: str, mean: Estimate, base: float | None, scale: svg.Range, metric: str) -> Markup:
     """Draw a mean with its interval on the table's scale, with a mark where the baseline is."""
 
     def share(value: float) -> float:
         return (value - scale[0]) / (scale[1] - scale[0]) if scale[1] > scale[0] else 0.5
 
-    low, high = _limits(mean, figure) or (mean.value, mean.value)
-    label = f"{clean(method)}: {mean_text(mean, figure)}"
+    low, high = _limits(mean, metric) or (mean.value, mean.value)
+    label = f"{clean(method)}: {mean_text(mean, metric)}"
     return svg.strip(label, share(mean.value), share(low), share(high), None if base is None else share(base))
 
 
 def _differences(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield a table for each set of images, figure and baseline: methods down, scenarios across."""
-    for split, figure in _shown(comparison):
+    """Yield a table for each set of images, metric and baseline: methods down, scenarios across."""
+    for split, metric in _shown(comparison):
         for number, baseline in enumerate(comparison.methods, start=1):
             yield {
-                "figure": figure,
+                "metric": metric,
                 "split": split,
                 "baseline": number,
-                "caption": f"{WORDS[figure]} on {comparison.images(split)} images, "
-                f"{'points above' if is_share(figure) else 'difference to'} {clean(baseline)}",
+                "caption": f"{WORDS[metric]} on {comparison.images(split)} images, "
+                f"{'points above' if is_share(metric) else 'difference to'} {clean(baseline)}",
                 "rows": [
                     (
                         clean(method),
                         [
-                            _difference(comparison, scenario, method, split, figure, baseline)
+                            _difference(comparison, scenario, method, split, metric, baseline)
                             for scenario in comparison.scenarios
                         ],
                     )
@@ -259,12 +259,12 @@ def _differences(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def _difference(
-    comparison: Comparison, scenario: str | None, method: str, split: str, figure: str, baseline: str
+    comparison: Comparison, scenario: str | None, method: str, split: str, metric: str, baseline: str
 ) -> dict[str, Any] | None:
-    found = comparison.difference(scenario, method, split, figure, to=baseline)
+    found = comparison.difference(scenario, method, split, metric, to=baseline)
     if found is None:
         return None
-    value, digits = found.figure, 1 if is_share(figure) else 3
+    value, digits = found.estimate, 1 if is_share(metric) else 3
     interval = "" if math.isnan(value.low) else f"[{signed(value.low, digits)}, {signed(value.high, digits)}]"
     return {"text": signed(value.value, digits), "interval": interval, "pairs": found.pairs, "differs": found.differs}
 

@@ -199,7 +199,7 @@ def _results(facts: Facts) -> Iterator[str]:
         if figure is not None:
             vote = {"uwa": figures.majority.uwa, "accuracy": figures.majority.accuracy}.get(key)
             rows.append([metric.title, figure_value(figure), interval(figure), "" if vote is None else number(vote)])
-    yield _table(["figure", "value", level, f"always {_plain(figures.majority.label)}"], rows)
+    yield _table(["metric", "value", level, f"always {_plain(figures.majority.label)}"], rows)
     yield _table(["class", "images", "recall", "precision", "F1"], _class_rows(figures))
     for note in figures.notes:
         yield _plain(note)

@@ -173,7 +173,7 @@ def summary(facts: Facts) -> str:
 
 
 def fold_words(folds: FoldFacts, facts: Facts) -> str:
-    """Return how folds tested the images, how much the folds differ, and which model the run hands over."""
+    """Return how folds tested the images, how much the folds differ, and which model the run gives."""
     number = amount(sum(facts.counts("test").values()), "image")
     by = " by group" if folds.by == "group" else ""
     times = f", {folds.repeats} times" if folds.repeats > 1 else ""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from markupsafe import Markup, escape
 
 from lopsided.evaluation.metric_table import decimals
-from lopsided.runs.metrics import Figure
+from lopsided.runs.metrics import Estimate
 
 DASH, MINUS, TIMES = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 ETA, GAMMA = "\N{GREEK SMALL LETTER ETA}", "\N{GREEK SMALL LETTER GAMMA}"
@@ -94,26 +94,26 @@ def signed(value: float | None, digits: int = 3) -> str:
     return text if text == DASH else f"{MINUS}{text[1:]}" if text.startswith("-") else f"+{text}"
 
 
-def interval(figure: Figure) -> str:
+def interval(figure: Estimate) -> str:
     """Return the interval of a figure, or an empty text if it has none.
 
-    >>> interval(Figure(value=0.5, low=0.25, high=0.75))
+    >>> interval(Estimate(value=0.5, low=0.25, high=0.75))
     '[0.250, 0.750]'
     """
     digits = _decimals(figure)
     return "" if figure.low is None else f"[{number(figure.low, digits)}, {number(figure.high, digits)}]"
 
 
-def figure_value(figure: Figure) -> str:
+def figure_value(figure: Estimate) -> str:
     """Return the value of a figure, with as many digits as its interval.
 
-    >>> figure_value(Figure(value=0.5, low=0.25, high=0.75)), figure_value(Figure(value=0.0001, low=0, high=0.0002))
+    >>> figure_value(Estimate(value=0.5, low=0.25, high=0.75)), figure_value(Estimate(value=0.0001, low=0, high=0.0002))
     ('0.500', '0.00010')
     """
     return number(figure.value, _decimals(figure))
 
 
-def _decimals(figure: Figure) -> int:
+def _decimals(figure: Estimate) -> int:
     value, low, high = figure.value, figure.low, figure.high
     return 3 if value is None or low is None or high is None else decimals(value, low, high)
 

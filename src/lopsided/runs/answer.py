@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lopsided.evaluation.intervals import UNDEFINED, Figure
+from lopsided.evaluation.intervals import UNDEFINED, Estimate
 from lopsided.evaluation.metric_table import is_share
 from lopsided.evaluation.resampled import MOST_TIMES, cheapest_near_best, images_needed, repeats_needed, standard_error
 from lopsided.recipe.words import listed
-from lopsided.runs.comparison import FIGURES, RECALL, SECONDS, WORDS, Comparison
+from lopsided.runs.comparison import COMPARED_METRICS, RECALL, SECONDS, WORDS, Comparison
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-FIGURE = "uwa"
-"""The figure that decides."""
+DECIDING_METRIC = "uwa"
+"""The metric that decides."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Needed:
     """
 
     method: str
-    below: Figure
+    below: Estimate
     repeats: int | None
     images: int | None
 
@@ -48,7 +48,7 @@ class Answer:
     """
 
     best: str = ""
-    value: Figure = UNDEFINED
+    value: Estimate = UNDEFINED
     chosen: str = ""
     close: tuple[Needed, ...] = ()
     lower: tuple[str, ...] = ()
@@ -159,7 +159,7 @@ def answer(comparison: Comparison, scenario: str | None) -> Answer:
     there = {
         method: e
         for method in comparison.methods
-        if (e := comparison.entry(scenario, method, split, FIGURE)) is not None
+        if (e := comparison.entry(scenario, method, split, DECIDING_METRIC)) is not None
     }
     if not there:
         return Answer(where=where, folds=folds)
@@ -178,7 +178,7 @@ def answer(comparison: Comparison, scenario: str | None) -> Answer:
     close = tuple(
         Needed(
             method,
-            UNDEFINED if gap is None else gap.figure,
+            UNDEFINED if gap is None else gap.estimate,
             repeats_needed(values[method], folds, found[best].overlap, level) if folds and values[method] else None,
             images_needed(values[method], comparison.rare, found[best].overlap, level)
             if folds and values[method]
@@ -241,25 +241,25 @@ def runs_text(low: int, high: int | None = None) -> str:
     return f"{'' if low == high else f'{low} to '}{high} run{'' if high == 1 else 's'}"
 
 
-def shown_interval(mean: Figure) -> tuple[float, float] | None:
+def shown_interval(mean: Estimate) -> tuple[float, float] | None:
     """Return the interval of a mean, limited to 0 to 100 per cent, or None if there is no interval."""
     return None if math.isnan(mean.high) else (max(mean.low, 0.0), min(mean.high, 100.0))
 
 
-def is_cut(mean: Figure) -> bool:
+def is_cut(mean: Estimate) -> bool:
     """Return whether an interval extends below 0 or above 100 per cent."""
     return mean.low < 0 or mean.high > 100
 
 
-def mean_text(mean: Figure, figure: str = "") -> str:
+def mean_text(mean: Estimate, metric: str = "") -> str:
     """Return a mean in per cent with its interval, as two limits if the interval exceeds 0 or 100.
 
     A log loss has three digits.
 
-    >>> mean_text(Figure(90.0, 85.0, 95.0)), mean_text(Figure(98.0, 95.5, 100.5))
+    >>> mean_text(Estimate(90.0, 85.0, 95.0)), mean_text(Estimate(98.0, 95.5, 100.5))
     ('90.0 ±5.0', '98.0 [95.5, 100.0]')
     """
-    if not is_share(figure):
+    if not is_share(metric):
         return f"{mean.value:.3f}" if math.isnan(mean.high) else f"{mean.value:.3f} ±{mean.high - mean.value:.3f}"
     limits = shown_interval(mean)
     if limits is None:
@@ -268,13 +268,13 @@ def mean_text(mean: Figure, figure: str = "") -> str:
     return f"{mean.value:.1f} [{low:.1f}, {high:.1f}]" if is_cut(mean) else f"{mean.value:.1f} ±{high - mean.value:.1f}"
 
 
-def difference_text(value: Figure, figure: str = "") -> str:
+def difference_text(value: Estimate, metric: str = "") -> str:
     """Return a difference with half of its interval, if it has one, and a star if the interval excludes 0.
 
-    >>> difference_text(Figure(1.25, 0.5, 2.0)), difference_text(Figure(-1.0, -3.0, 1.0))
+    >>> difference_text(Estimate(1.25, 0.5, 2.0)), difference_text(Estimate(-1.0, -3.0, 1.0))
     ('+1.2 ±0.8*', '-1.0 ±2.0')
     """
-    digits = 1 if is_share(figure) else 3
+    digits = 1 if is_share(metric) else 3
     text = f"{value.value:+.{digits}f}"
     if math.isnan(value.high):
         return text
@@ -293,11 +293,11 @@ MOST_CLASSES = 4
 
 @dataclass(frozen=True)
 class Block:
-    """One table: a row per method, and a column per scenario of one figure, or per figure of one scenario."""
+    """One table: a row per method, and a column per scenario of one metric, or per metric of one scenario."""
 
     title: str
     columns: tuple[tuple[str, str | None, str, str], ...]
-    """Header, scenario, split and figure of each column."""
+    """Header, scenario, split and metric of each column."""
 
     def rows(self, comparison: Comparison) -> Iterator[list[str]]:
         """Yield a row of means per method, followed by a row of differences for every method but the baseline."""
@@ -305,36 +305,36 @@ class Block:
             found = [(comparison.entry(scenario, method, *of), of[-1]) for _, scenario, *of in self.columns]
             yield [
                 method,
-                *(MISSING if e is None else f"{mean_text(e.mean, figure)} ({len(e.runs)})" for e, figure in found),
+                *(MISSING if e is None else f"{mean_text(e.mean, metric)} ({len(e.runs)})" for e, metric in found),
             ]
             if method != comparison.baseline:
                 gaps = [(comparison.difference(scenario, method, *of), of[-1]) for _, scenario, *of in self.columns]
-                texts = [MISSING if g is None else f"{difference_text(g.figure, f)} ({g.pairs})" for g, f in gaps]
+                texts = [MISSING if g is None else f"{difference_text(g.estimate, f)} ({g.pairs})" for g, f in gaps]
                 yield [f"  less {comparison.baseline}", *texts]
 
 
 def blocks(comparison: Comparison) -> list[Block]:
     """Arrange a comparison in tables."""
     few = len(comparison.classes) <= MOST_CLASSES
-    figures = [name for name in comparison.figures if name in FIGURES or (few and name.startswith(RECALL))]
+    metrics = [name for name in comparison.metrics if name in COMPARED_METRICS or (few and name.startswith(RECALL))]
     source, found = comparison.source, []
     for split in comparison.splits:
         images = f"{comparison.images(split)} images, per cent"
         if len(comparison.scenarios) == 1:
             scenario = comparison.scenarios[0]
             where = "" if scenario is None else f" at {scenario}"
-            columns = tuple((_header(comparison.word(figure)), scenario, split, figure) for figure in figures)
+            columns = tuple((_header(comparison.word(metric)), scenario, split, metric) for metric in metrics)
             found.append(Block(f"{source}{where}: {images}", columns))
             continue
-        for figure in figures:
-            columns = tuple((name or "all images", name, split, figure) for name in comparison.scenarios)
-            unit = images.removesuffix(", per cent") if not is_share(figure) else images
-            found.append(Block(f"{source}: {comparison.word(figure)} on {unit}", columns))
+        for metric in metrics:
+            columns = tuple((name or "all images", name, split, metric) for name in comparison.scenarios)
+            unit = images.removesuffix(", per cent") if not is_share(metric) else images
+            found.append(Block(f"{source}: {comparison.word(metric)} on {unit}", columns))
     return found
 
 
 def _header(word: str) -> str:
-    """Return a short header: "UWA balanced" in place of "UWA by the rule balanced", for 80 to 160 columns of text."""
+    """Return a short header: "balanced accuracy plain" for "balanced accuracy by the rule plain"."""
     return word.replace(" by the rule ", " ")
 
 

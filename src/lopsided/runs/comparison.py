@@ -23,16 +23,16 @@ from typing import Any, NamedTuple
 
 from lopsided.data.scenarios import parse_scenario
 from lopsided.errors import InputError, sentence
-from lopsided.evaluation.intervals import Figure, mean_interval, paired_difference
+from lopsided.evaluation.intervals import Estimate, mean_interval, paired_difference
 from lopsided.evaluation.metric_table import METRICS, is_share
 from lopsided.recipe.words import shown
 from lopsided.runs.keys import Treatment
 from lopsided.runs.records import ROUNDING, Record
 
 SPLITS = ("test", "held_out")
-FIGURES = ("uwa", "uwa_balanced", "uwa_tuned", "uwa_plain", "accuracy", "auroc", "log_loss")
+COMPARED_METRICS = ("uwa", "uwa_balanced", "uwa_tuned", "uwa_plain", "accuracy", "auroc", "log_loss")
 BY_RULE = {"uwa_balanced": "balanced", "uwa_tuned": "tuned", "uwa_plain": "plain"}
-"""The figures of one model by another decision rule than its own."""
+"""The metrics of one model by another decision rule than its own."""
 RECALL, SECONDS = "recall:", "seconds"
 """``recall:0`` is the recall of the first class. The seconds of a run are an entry of the split ``test``."""
 
@@ -56,11 +56,11 @@ RULE = (
 )
 
 Key = tuple[str | None, str, str, str]
-"""Scenario, method, split, figure."""
+"""Scenario, method, split, metric."""
 
 
 class Run(NamedTuple):
-    """The value of a figure in one run. Two runs form a pair if they have the same data and the same seed."""
+    """The value of a metric in one run. Two runs form a pair if they have the same data and the same seed."""
 
     data: str
     seed: int
@@ -74,7 +74,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure of one method in one scenario; shares are in per cent.
+    """One metric of one method in one scenario; shares are in per cent.
 
     ``overlap`` is 0, or for folds the number of images in a fold divided by the number of the other images.
     """
@@ -83,7 +83,7 @@ class Entry:
     overlap: float = 0.0
 
     @property
-    def mean(self) -> Figure:
+    def mean(self) -> Estimate:
         """The mean over the runs, with its 95 % interval."""
         return mean_interval([run.value for run in self.runs], overlap=self.overlap)
 
@@ -106,13 +106,13 @@ class Entry:
 class Difference:
     """The difference between two methods in points, and the number of pairs of runs."""
 
-    figure: Figure
+    estimate: Estimate
     pairs: int
 
     @property
     def differs(self) -> bool:
         """Whether the interval excludes 0."""
-        return self.figure.leaves_out_0
+        return self.estimate.leaves_out_0
 
 
 @dataclass(frozen=True)
@@ -143,41 +143,41 @@ class Comparison:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The sets of images for which there are figures."""
+        """The sets of images for which there are metrics."""
         return tuple(split for split in SPLITS if any(key[2] == split for key in self.entries))
 
     @property
-    def figures(self) -> tuple[str, ...]:
-        """The figures for which there are values."""
-        known = (*FIGURES, *(f"{RECALL}{i}" for i in range(len(self.classes))), SECONDS)
-        return tuple(figure for figure in known if any(key[3] == figure for key in self.entries))
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics for which there are values."""
+        known = (*COMPARED_METRICS, *(f"{RECALL}{i}" for i in range(len(self.classes))), SECONDS)
+        return tuple(metric for metric in known if any(key[3] == metric for key in self.entries))
 
-    def word(self, figure: str) -> str:
-        """Name a figure."""
-        if figure.startswith(RECALL):
-            return f"recall of {self.classes[int(figure.removeprefix(RECALL))]}"
-        return WORDS[figure]
+    def word(self, metric: str) -> str:
+        """Name a metric."""
+        if metric.startswith(RECALL):
+            return f"recall of {self.classes[int(metric.removeprefix(RECALL))]}"
+        return WORDS[metric]
 
     def images(self, split: str) -> str:
         """Name the images of a split."""
         return "out-of-fold" if self.folds is not None and split == "test" else WORDS[split]
 
-    def entry(self, scenario: str | None, method: str, split: str, figure: str) -> Entry | None:
+    def entry(self, scenario: str | None, method: str, split: str, metric: str) -> Entry | None:
         """Return an entry, or None if there is no run."""
-        return self.entries.get((scenario, method, split, figure))
+        return self.entries.get((scenario, method, split, metric))
 
     def difference(
-        self, scenario: str | None, method: str, split: str, figure: str, *, to: str | None = None, comparisons: int = 0
+        self, scenario: str | None, method: str, split: str, metric: str, *, to: str | None = None, comparisons: int = 0
     ) -> Difference | None:
         """Return the difference of a method to another one, by default the baseline; None without a pair of runs.
 
         The interval is corrected for ``comparisons``, by default the number of the other methods.
         """
         to = self.baseline if to is None else to
-        own, other = self.entry(scenario, method, split, figure), self.entry(scenario, to, split, figure)
+        own, other = self.entry(scenario, method, split, metric), self.entry(scenario, to, split, metric)
         if own is None or other is None or method == to:
             return None
-        same = ROUNDING if is_share(figure) else ROUNDING / 100
+        same = ROUNDING if is_share(metric) else ROUNDING / 100
         return own.less(other, self.level(comparisons), same)
 
     def level(self, comparisons: int = 0) -> float:
@@ -201,16 +201,16 @@ class Comparison:
         }
 
     def _to_dict(self, key: Key, entry: Entry) -> dict[str, Any]:
-        scenario, method, split, figure = key
+        scenario, method, split, metric = key
         difference = self.difference(*key)
         return {
             "scenario": scenario,
             "method": method,
             "split": split,
-            "figure": self.word(figure) if figure.startswith(RECALL) else figure,
+            "metric": self.word(metric) if metric.startswith(RECALL) else metric,
             "runs": [run.to_dict() for run in entry.runs],
             "mean": entry.mean.to_dict(),
-            "difference": None if difference is None else difference.figure.to_dict(),
+            "difference": None if difference is None else difference.estimate.to_dict(),
             "pairs": 0 if difference is None else difference.pairs,
         }
 
@@ -244,8 +244,8 @@ def compare(
         seen[place] += 1
         if record.scenario in scenarios and seen[place] == 1:
             overlaps.setdefault((record.scenario, methods[record.treatment]), []).append(overlap_of(record))
-            for split, figure, value in values_of(record):
-                runs = found.setdefault((record.scenario, methods[record.treatment], split, figure), {})
+            for split, metric, value in values_of(record):
+                runs = found.setdefault((record.scenario, methods[record.treatment], split, metric), {})
                 fold = None if record.fold is None else record.fold.fold
                 runs[record.data, record.seed] = Run(record.data, record.seed, value, fold)
     order = {name: i for i, name in enumerate(names)}
@@ -349,33 +349,33 @@ def _classes(records: Sequence[Record]) -> tuple[str, ...]:
 
 
 def values_of(record: Record) -> Iterator[tuple[str, str, float]]:
-    """Yield the split, name and value of each figure of a run."""
+    """Yield the split, name and value of each metric of a run."""
     for split in SPLITS:
-        figures = record.test if split == "test" else record.held_out
-        if figures is None:
+        scores = record.test if split == "test" else record.held_out
+        if scores is None:
             continue
-        for figure in FIGURES:
-            value = value_of(record, split, figure)
+        for metric in COMPARED_METRICS:
+            value = value_of(record, split, metric)
             if value is not None:
-                yield split, figure, value
-        for i, recall in enumerate(figures.recalls):
+                yield split, metric, value
+        for i, recall in enumerate(scores.recalls):
             if not math.isnan(recall):
                 yield split, f"{RECALL}{i}", 100 * recall
     yield "test", SECONDS, record.seconds
 
 
-def value_of(record: Record, split: str, figure: str) -> float | None:
-    """Return one of ``FIGURES`` of a run, shares in per cent, or None."""
-    figures = record.test if split == "test" else record.held_out
-    if figures is None:
+def value_of(record: Record, split: str, metric: str) -> float | None:
+    """Return one of ``COMPARED_METRICS`` of a run, shares in per cent, or None."""
+    scores = record.test if split == "test" else record.held_out
+    if scores is None:
         return None
-    if not is_share(figure):
-        return figures.log_loss
-    value = dict(figures.rules).get(BY_RULE[figure]) if figure in BY_RULE else getattr(figures, figure)
+    if not is_share(metric):
+        return scores.log_loss
+    value = dict(scores.rules).get(BY_RULE[metric]) if metric in BY_RULE else getattr(scores, metric)
     shares = None if record.scenario is None else parse_scenario(record.scenario).proportion
-    if figure != "accuracy" or split == "test" or shares is None or len(shares) != len(figures.recalls):
+    if metric != "accuracy" or split == "test" or shares is None or len(shares) != len(scores.recalls):
         return None if value is None else 100 * float(value)
-    weighted = math.fsum(share * recall for share, recall in zip(shares, figures.recalls, strict=True))
+    weighted = math.fsum(share * recall for share, recall in zip(shares, scores.recalls, strict=True))
     return None if math.isnan(weighted) else weighted
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lopsided import files
 from lopsided.data.sources import Source
-from lopsided.evaluation.intervals import UNDEFINED, Figure
+from lopsided.evaluation.intervals import UNDEFINED, Estimate
 from lopsided.evaluation.labels import check_labels, count_wrong, duplicates_table, labels_table, near_duplicates
 from lopsided.facts import Fact, notes
 
@@ -26,7 +26,7 @@ MOST_COMPARED = 20_000
 
 def write_label_check(
     folder: Path, source: Source, p: npt.NDArray[np.float64], features: npt.NDArray[np.float32] | None
-) -> tuple[Figure, list[Fact]]:
+) -> tuple[Estimate, list[Fact]]:
     """Write the tables of the label check. Return how many labels are probably wrong, and notes for the log."""
     groups = None if source.groups is None else source.groups.tolist()
     names, classes, labels = source.names, source.classes, source.labels

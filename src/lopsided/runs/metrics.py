@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lopsided.recipe import Recipe
 
 JUDGED = ("test", "val", "held_out")
-"""The splits with figures. A page shows the first one that exists."""
+"""The splits with metrics. A page shows the first one that exists."""
 _Count = Annotated[NonNegativeInt, Field(le=2**53)]
 _Counts = Annotated[dict[str, _Count], Field(min_length=1)]
 
@@ -29,7 +29,7 @@ class _Content(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
 
-class Figure(_Content):
+class Estimate(_Content):
     """A value with its interval. All three are None if the value is undefined."""
 
     value: float | None
@@ -37,27 +37,27 @@ class Figure(_Content):
     high: float | None
 
     @model_validator(mode="after")
-    def _has_limits(self) -> Figure:
+    def _has_limits(self) -> Estimate:
         if self.value is not None and None in (self.low, self.high):
             raise ValueError("a value must have an interval")
         return self
 
 
-class ClassFigures(_Content):
-    """The figures of one class against all others."""
+class ClassMetrics(_Content):
+    """The metrics of one class against all others."""
 
     label: str
     support: int
     predicted: int
-    recall: Figure
-    precision: Figure
-    f1: Figure
-    auroc: Figure
-    average_precision: Figure
+    recall: Estimate
+    precision: Estimate
+    f1: Estimate
+    auroc: Estimate
+    average_precision: Estimate
 
 
 class Majority(_Content):
-    """The figures of always predicting the most frequent class."""
+    """The metrics of always predicting the most frequent class."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float]
@@ -66,24 +66,24 @@ class Majority(_Content):
     accuracy: float
 
 
-class Figures(_Content):
-    """The figures of all classes together, by the names of ``metric_table``. A run may lack some of them."""
+class SplitMetrics(_Content):
+    """The metrics of all classes together, by the names of ``metric_table``. A run may lack some of them."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Figure | None]
+    __pydantic_extra__: dict[str, Estimate | None]
 
-    uwa: Figure
-    accuracy: Figure
-    calibration_error: Figure
+    uwa: Estimate
+    accuracy: Estimate
+    calibration_error: Estimate
 
-    def get(self, name: str) -> Figure | None:
-        """Return a figure, or None if the run has none of this name."""
-        figure: Figure | None = getattr(self, name, None)
-        return figure
+    def get(self, name: str) -> Estimate | None:
+        """Return a metric, or None if the run has none of this name."""
+        found: Estimate | None = getattr(self, name, None)
+        return found
 
 
-class RuleFigures(_Content):
-    """The UWA of one model by one decision rule, and the recall of each class; None for a class without images."""
+class RuleMetrics(_Content):
+    """Balanced accuracy by one decision rule, and the recall of each class; None for a class without images."""
 
     uwa: float
     recall: list[float | None]
@@ -101,16 +101,16 @@ class DecisionFacts(_Content):
 
 
 class Evaluation(_Content):
-    """The figures of one split; rows of ``confusion`` are the true classes."""
+    """The metrics of one split; rows of ``confusion`` are the true classes."""
 
     num_images: int
     level: float
-    figures: Figures
-    per_class: list[ClassFigures]
+    figures: SplitMetrics
+    per_class: list[ClassMetrics]
     confusion: list[list[_Count]]
     majority: Majority
     notes: list[str]
-    rules: dict[str, RuleFigures] = {}
+    rules: dict[str, RuleMetrics] = {}
 
 
 class Counts(_Content):
@@ -128,25 +128,25 @@ class Leaks(_Content):
     duplicates: list[Annotated[list[str], Field(min_length=4, max_length=4)]]
 
 
-class BaselineFigures(_Content):
-    """The figures of the recipe ``quick`` on images of one split, and those of the model on the same images."""
+class BaselineMetrics(_Content):
+    """The metrics of the recipe ``quick`` on images of one split, and those of the model on the same images."""
 
     num_images: int
-    uwa: Figure
-    auroc: Figure | None = None
+    uwa: Estimate
+    auroc: Estimate | None = None
     model_uwa: float
-    difference: Figure
+    difference: Estimate
 
 
 class Baseline(_Content):
     """The recipe to which the run is compared."""
 
     recipe: str
-    splits: dict[str, BaselineFigures]
+    splits: dict[str, BaselineMetrics]
 
 
-class FoldFigures(_Content):
-    """The figures of the images of one fold."""
+class FoldMetrics(_Content):
+    """The metrics of the images of one fold."""
 
     fold: int
     repeat: int
@@ -155,7 +155,7 @@ class FoldFigures(_Content):
 
 
 class FoldFacts(_Content):
-    """The folds of a run, and the model that it hands over."""
+    """The folds of a run, and its final model."""
 
     folds: Annotated[int, Field(ge=2)]
     repeats: Annotated[int, Field(ge=1)]
@@ -163,8 +163,8 @@ class FoldFacts(_Content):
     final: Literal["refit", "ensemble"]
     members: Annotated[int, Field(ge=1)]
     parameters: _Count
-    per_fold: Annotated[list[FoldFigures], Field(min_length=1)]
-    wrong_labels: Figure | None = None
+    per_fold: Annotated[list[FoldMetrics], Field(min_length=1)]
+    wrong_labels: Estimate | None = None
     """How many labels are probably wrong."""
 
 

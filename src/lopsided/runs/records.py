@@ -60,7 +60,7 @@ _Loss = Annotated[LossTable, PlainValidator(LossTable.read)]
 
 
 @dataclass(frozen=True)
-class Figures:
+class Scores:
     """The figures of one split of one run. ``recalls`` has the order of the classes; NaN: a class without images."""
 
     images: _Count
@@ -75,7 +75,7 @@ class Figures:
     log_loss: _Number | None
 
     @classmethod
-    def from_metrics(cls, evaluation: Mapping[str, Any], minority: int) -> Figures:
+    def from_metrics(cls, evaluation: Mapping[str, Any], minority: int) -> Scores:
         """Return the figures of an evaluation in ``metrics.json``; ``minority`` is the index of the rarest class."""
         figures, rows = evaluation["figures"], evaluation["per_class"]
         auroc = figures.get("auroc", {"value": None})["value"]
@@ -143,8 +143,8 @@ class Record:
     image_size: int | None
     split: str
     weights: str
-    test: Figures
-    held_out: Figures | None
+    test: Scores
+    held_out: Scores | None
     seconds: _Number
     threads: int
     lopsided: str
@@ -189,8 +189,8 @@ class Record:
             image_size=recipe.data.image_size,
             split=recipe.data.split,
             weights=recipe.encoder.spec.weights_kind,
-            test=Figures.from_metrics(metrics["test"], minority),
-            held_out=None if held_out is None else Figures.from_metrics(held_out, minority),
+            test=Scores.from_metrics(metrics["test"], minority),
+            held_out=None if held_out is None else Scores.from_metrics(held_out, minority),
             seconds=_short(metrics["seconds"]),
             threads=metrics["environment"]["threads"],
             lopsided=metrics["lopsided"],

@@ -106,7 +106,7 @@ class Trackers:
             try:
                 _write_keys(self._folder, self._keys, ended=ended)
             except RunError as error:
-                self._warn(cautions.trackers_not_found_again(str(error)))
+                self._warn(cautions.trackers_cannot_resume(str(error)))
 
 
 def read_keys(folder: Path) -> tuple[dict[str, str], bool]:
@@ -255,7 +255,7 @@ def tracked_sweep(
 
 
 def _means(cells: Sequence[Cell], done: Mapping[str, Record | None]) -> dict[str, float]:
-    """Return the mean UWA of the test images of each method or loss, in each scenario."""
+    """Return the mean balanced accuracy of the test images of each method or loss, in each scenario."""
     found: dict[str, list[float]] = {}
     for cell in cells:
         record = done.get(cell.key)

@@ -25,7 +25,7 @@ from lopsided.data.splits import Splits
 from lopsided.errors import LopsidedError
 from lopsided.evaluation.calibration import HeldBack, prior_of
 from lopsided.evaluation.decision import resolve
-from lopsided.evaluation.intervals import Figure, paired_shares_interval
+from lopsided.evaluation.intervals import Estimate, paired_shares_interval
 from lopsided.evaluation.metrics import confusion_figures, evaluate, independent_sizes
 from lopsided.facts import Fact, cautions, notes
 from lopsided.facts.log import Log, Reporter
@@ -62,7 +62,7 @@ class Compared:
     model: float
     baseline: float
     number: int
-    difference: Figure
+    difference: Estimate
     enough: bool = True
 
     def cautions(self, split: str, baseline: str, advice: str = _TAKE_QUICK) -> list[Fact]:

@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 from lopsided.evaluation.metrics import confusion_figures
 
 Judged = dict[str, float | list[float | None]]
-"""Figures of validation images after an epoch."""
+"""Metrics of validation images after an epoch."""
 MAX_PROBE = 100
 """The largest number of training inputs per class in the probe of the first stage."""
 

@@ -369,7 +369,7 @@ class FineTuneTrainer(StagedTrainer):
             steps = state.steps = self.ranks.told(lambda: found)
             self.log.fact(notes.minutes(section.minutes or 0.0, steps, seconds))
         elif section.minutes is not None:
-            self.log.fact(notes.settled_steps(steps))
+            self.log.fact(notes.fixed_steps(steps))
         sampler.limit = stage.steps = steps
         stage.settings = recipe.encoder_training.model_copy(update={"epochs": -(-steps // len(sampler))})
         stage.warmup = round(section.warmup * steps)
