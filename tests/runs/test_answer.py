@@ -155,7 +155,7 @@ def test_json_has_the_answer_and_the_rule_of_folds() -> None:
     (found,) = content["answers"]
     assert (found["best"], found["chosen"], found["lower"]) == ("ce", "ce", ["cl"])
     assert content["sentences"] == found["sentences"]
-    assert {entry["figure"] for entry in content["entries"]} == {
+    assert {entry["metric"] for entry in content["entries"]} == {
         *("uwa", "accuracy", "auroc", "log_loss", "recall of cat", "recall of dog", "seconds"),
     }
 

@@ -204,8 +204,8 @@ def test_everything_goes_into_json() -> None:
     content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
     assert [method["name"] for method in content["methods"]] == ["ce", "cl"]
     assert (content["baseline"], content["scenarios"], content["classes"]) == ("ce", ["90:10"], ["cat", "dog"])
-    cl = next(entry for entry in content["entries"] if (entry["method"], entry["figure"]) == ("cl", "uwa"))
+    cl = next(entry for entry in content["entries"] if (entry["method"], entry["metric"]) == ("cl", "uwa"))
     assert cl["runs"] == [{"data": "90:10-0", "seed": 0, "value": 52.0}]
     assert (cl["pairs"], cl["difference"]["low"]) == (1, None)
     assert "eta" not in json.dumps(content)
-    assert {entry["figure"] for entry in content["entries"]} >= {"recall of cat", "recall of dog", "seconds"}
+    assert {entry["metric"] for entry in content["entries"]} >= {"recall of cat", "recall of dog", "seconds"}
