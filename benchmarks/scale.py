@@ -36,11 +36,12 @@ from torch import Tensor, nn
 from lopsided.data.augment import Augment
 from lopsided.data.inputs import MemoryInputs, Part
 from lopsided.data.samplers import BatchSampler
-from lopsided.distributed import Ranks, joined
+from lopsided.distributed import joined
 from lopsided.losses import FeatureQueue
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ProjectionHead
 from lopsided.models.machine import arrange
+from lopsided.ranks import Ranks
 from lopsided.recipe import EncoderTraining
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.batches import cut

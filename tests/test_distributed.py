@@ -15,8 +15,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from lopsided import distributed
-from lopsided.distributed import LostRankError, Ranks, joined
+from lopsided.distributed import LostRankError, joined
 from lopsided.errors import InputError, RunError, SaidError
+from lopsided.ranks import Ranks
 from training.ranks import Gone, each, together
 
 

@@ -22,8 +22,8 @@ from lopsided.errors import InputError, LopsidedError
 from lopsided.recipe import read_values
 from lopsided.recipe.views import parse_tta
 from lopsided.runs import folder as folders
+from lopsided.runs.folder import folder_of, newest_run
 from lopsided.runs.metrics import focus_of, headlines, judged_split
-from lopsided.runs.newest import folder_of, newest_run
 from lopsided.runs.progress import Counted, counter
 
 if TYPE_CHECKING:

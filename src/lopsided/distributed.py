@@ -1,10 +1,6 @@
-"""Several processes (ranks) that train one model together.
+"""Connects several processes (``ranks``) that train one model together.
 
 Only ``losses/ranks.py``, which is for training loops of other packages and needs torch alone, also exchanges tensors.
-
-Every rank holds the whole data set and the whole model, and computes its share of each batch. ``sum_`` adds tensors
-over the ranks. ``gather`` collects the rows of all ranks. ``told`` and ``spread`` send values of the first rank to all
-ranks. Only the first rank writes files and prints.
 
 A rank that fails closes its connections, so the other ranks fail in their next exchange instead of waiting. The ranks
 then use a common store to choose the rank that prints the error, so that the error is printed once.
@@ -27,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lopsided.errors import InputError, RunError, SaidError, sentence
+from lopsided.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -44,50 +41,6 @@ _BUCKET = 2**24
 
 class LostRankError(RunError):
     """Another rank ended, or cannot be reached."""
-
-
-class Ranks:
-    """The ranks of a training, seen from one rank. ``Ranks()`` is a single process, which exchanges nothing."""
-
-    rank, size = 0, 1
-    local_rank, local_size = 0, 1
-    """Rank and number of ranks on this machine."""
-
-    @property
-    def first(self) -> bool:
-        """Whether this rank writes files and prints."""
-        return self.rank == 0
-
-    def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over the ranks. The sum has the same bits on all ranks."""
-
-    def any(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank."""
-        return flag
-
-    def gather(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Return the rows of all ranks, in the order of ranks. Rank r has ``sizes[r]`` rows, possibly 0."""
-        return rows
-
-    def told(self, make: Callable[[], Any]) -> Any:
-        """Return on all ranks what ``make`` returns on the first rank, by JSON. Only the first rank calls ``make``."""
-        return make()
-
-    def spread(self, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Return on all ranks the tensors that ``make`` returns on the first rank; on the CPU of the other ranks.
-
-        Only the first rank calls ``make``.
-        """
-        return dict(make())
-
-    def check_same(self, what: str, value: str) -> None:
-        """Raise unless all ranks have the same ``value``."""
-        if value != self.told(lambda: value):
-            raise RunError(f"All ranks must have the same {what}, but rank {self.rank} and rank 0 differ.")
-
-    def speaks(self, error: BaseException) -> bool:
-        """Return whether this rank prints the error that ended it. Call it once."""
-        return True
 
 
 class _Group(Ranks):
@@ -252,7 +205,7 @@ def joined(init_method: str = "env://", *, rank: int = -1, size: int = -1) -> It
     elif size > 1 or (size < 0 and _asked_for() > 1):
         ranks, made = _join(init_method, rank, size), True
     else:
-        ranks = Ranks()
+        ranks = ALONE
     try:
         yield ranks
     except Exception as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lopsided import cli
-from lopsided.distributed import Ranks
+from lopsided.ranks import Ranks
 from lopsided.runs.folder import Run
 from lopsided.training import loop
 from lopsided.training.checkpoint import Checkpoint

@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 from example_losses import EXAMPLES, add_examples
 from lopsided.data.inputs import MemoryInputs, Part
-from lopsided.distributed import Ranks
 from lopsided.facts.log import Reporter
 from lopsided.losses import Objective, Samples, catalogue
 from lopsided.losses.catalogue import Loss
 from lopsided.models.model import WEIGHTS_NAME
+from lopsided.ranks import Ranks
 from lopsided.recipe import EncoderTraining
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.batches import cut

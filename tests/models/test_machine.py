@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lopsided.distributed import Ranks
 from lopsided.errors import InputError
 from lopsided.models.encoders import build_encoder
 from lopsided.models.machine import compile_encoder, pick_device, seeded, threads
+from lopsided.ranks import Ranks
 
 
 def test_auto_is_a_device_that_is_there() -> None:

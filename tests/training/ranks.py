@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from forked import CONTEXT
-from lopsided.distributed import Ranks, joined
+from lopsided.distributed import joined
+from lopsided.ranks import Ranks
 
 LONGEST = 120.0
 

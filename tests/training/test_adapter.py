@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import save_file
 
 from lopsided.data.sources import open_source
-from lopsided.distributed import Ranks
 from lopsided.errors import InputError
 from lopsided.estimator import LopsidedClassifier
 from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
 from lopsided.models.pretrained import Preprocessing
+from lopsided.ranks import Ranks
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.training.fit import Fitted, fit, load_model
 from lopsided.training.methods.adapter import Joined, Linear, Rows, Unseen, fit_plain, head_folds

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
-from lopsided.distributed import Ranks
+from lopsided.ranks import Ranks
 from lopsided.training.batch_norm import BatchStatistics
 from training.ranks import in_threads
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from lopsided.data.samplers import BatchSampler
-from lopsided.distributed import Ranks
 from lopsided.errors import InputError
 from lopsided.facts.log import LOG_NAME, Reporter
 from lopsided.losses import catalogue
@@ -23,6 +22,7 @@ from lopsided.losses.deferred import ReweightedObjective
 from lopsided.losses.objective import Objective, Samples
 from lopsided.losses.reference import reference_loss
 from lopsided.models.model import WEIGHTS_NAME
+from lopsided.ranks import Ranks
 from lopsided.recipe import Recipe
 from lopsided.training import checkpoint
 from lopsided.training.checkpoint import Checkpoint

@@ -15,7 +15,6 @@ from example_losses import add_examples
 from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import MemoryInputs
 from lopsided.data.sources import open_source
-from lopsided.distributed import Ranks
 from lopsided.errors import InputError, RunError
 from lopsided.facts import cautions, notes
 from lopsided.inference.scorer import Scorer
@@ -24,6 +23,7 @@ from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model
 from lopsided.models.pretrained import Preprocessing
+from lopsided.ranks import Ranks
 from lopsided.recipe import EncoderTraining, Recipe, named_recipe
 from lopsided.training.fit import fit, load_model
 from lopsided.training.loop import Average

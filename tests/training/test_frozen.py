@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import save_file
 
 from lopsided.data.sources import Source, open_source
-from lopsided.distributed import Ranks
 from lopsided.errors import InputError
 from lopsided.inference import feature_cache
 from lopsided.inference.engine import Engine
@@ -20,6 +19,7 @@ from lopsided.inference.scorer import Scorer
 from lopsided.models import encoders
 from lopsided.models.encoders import build_encoder
 from lopsided.models.pretrained import Preprocessing
+from lopsided.ranks import Ranks
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.training.fit import fit, load_model
 from reporters import Listening

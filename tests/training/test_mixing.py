@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lopsided.distributed import Ranks
 from lopsided.errors import InputError
 from lopsided.losses import catalogue
 from lopsided.losses.objective import Samples
+from lopsided.ranks import Ranks
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.batches import Mixer, cut, cut_box, loaded_positions

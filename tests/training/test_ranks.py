@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from lopsided.distributed import LostRankError, Ranks
+from lopsided.distributed import LostRankError
 from lopsided.errors import InputError, RunError, SaidError
 from lopsided.facts.log import LOG_NAME, Reporter
 from lopsided.models.machine import pick_device
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME
+from lopsided.ranks import Ranks
 from lopsided.training.checkpoint import FOLDER_NAME, STATE_NAME
 from lopsided.training.fit import fit
 from reporters import Ending

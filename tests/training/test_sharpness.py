@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from lopsided.data.inputs import MemoryInputs, Part
 from lopsided.data.samplers import BatchSampler
-from lopsided.distributed import Ranks
 from lopsided.facts.log import Reporter
 from lopsided.losses.objective import Objective, Samples
+from lopsided.ranks import Ranks
 from lopsided.recipe import EncoderTraining
 from lopsided.training.batches import cut
 from lopsided.training.checkpoint import Checkpoint

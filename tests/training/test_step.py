@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from lopsided.data.augment import Augment
 from lopsided.data.inputs import MemoryInputs, Part
 from lopsided.data.samplers import BatchSampler
-from lopsided.distributed import Ranks
 from lopsided.facts.log import Reporter
 from lopsided.losses import FeatureQueue, asymmetric_focal_contrastive_loss
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ProjectionHead
 from lopsided.models.small_maps import use_fast_paths
+from lopsided.ranks import Ranks
 from lopsided.recipe import EncoderTraining
 from lopsided.seeds import derive_seed
 from lopsided.training.batch_norm import BatchStatistics

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from lopsided import stopping
-from lopsided.distributed import Ranks
 from lopsided.errors import RunError
 from lopsided.facts.log import Reporter
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME
+from lopsided.ranks import Ranks
 from lopsided.stopping import STOPPING
 from lopsided.training import checkpoint
 from lopsided.training.checkpoint import Checkpoint, State

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import MemoryInputs, Part, Prepared
 from lopsided.data.sources import source_from_arrays
-from lopsided.distributed import Ranks
 from lopsided.errors import InputError
 from lopsided.estimator import LopsidedClassifier, TwoStageClassifier
 from lopsided.facts import notes
@@ -26,6 +25,7 @@ from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead
 from lopsided.models.model import Model, ModelCard, look
+from lopsided.ranks import Ranks
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.recipe.views import SETS, VIEWS
 from lopsided.runs.run import run_recipe

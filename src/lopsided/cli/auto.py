@@ -15,12 +15,12 @@ from lopsided.errors import InputError
 from lopsided.facts import Fact, notes
 
 if TYPE_CHECKING:
-    from lopsided.distributed import Ranks
+    from lopsided.ranks import Ranks
     from lopsided.recipe import Changes, Recipe
     from lopsided.runs.folder import Run
 
 
-def check_auto(recipe: str | None, changes: Changes, ranks: Ranks | None) -> None:
+def check_auto(recipe: str | None, changes: Changes, ranks: Ranks) -> None:
     """Raise an error for settings that --auto decides itself."""
     sweeping.refuse({"--recipe": recipe}, "chooses what to train", "--auto")
     for path, what in _NOT_WITH_AUTO.items():
@@ -31,7 +31,7 @@ def check_auto(recipe: str | None, changes: Changes, ranks: Ranks | None) -> Non
         raise InputError(f"--auto compares several losses, but {changes.written[loss]} is a parameter of some. {do}")
     if "data.folds" in changes.values and changes.values["data.folds"] is None:
         raise InputError("--auto compares over folds, so there cannot be one split. Remove folds=1 or --auto.")
-    if ranks is not None:
+    if ranks.size > 1:
         raise InputError("--auto cannot be used with torchrun. Use --workers or --engine ray.")
 
 
@@ -61,9 +61,8 @@ def fit_auto(
     from lopsided.runs.auto import MINUTES, choose, usual_candidates
     from lopsided.runs.comparison_plan import ComparisonPlan, parse_candidates
     from lopsided.runs.duration import START_SECONDS, slowness
-    from lopsided.runs.folder import COMPARISON, RECIPE, Run
+    from lopsided.runs.folder import COMPARISON, RECIPE, Run, check_outside
     from lopsided.runs.folds import USUAL_FOLDS, judged_accuracy
-    from lopsided.runs.newest import check_outside
     from lopsided.runs.run import run_recipe, settle
 
     folder, begin, opened = out / COMPARISON, time.monotonic(), None

@@ -108,8 +108,8 @@ def compare(
     from lopsided.data.prepare import split_rule
     from lopsided.data.sources.vectors import check_vector_fields
     from lopsided.runs.comparison_plan import ComparisonPlan, check_used, parse_candidates
+    from lopsided.runs.folder import check_outside
     from lopsided.runs.folds import mixed_group_notes
-    from lopsided.runs.newest import check_outside
     from lopsided.runs.sweep import SWEEP
 
     if out is None:

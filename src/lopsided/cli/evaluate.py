@@ -70,7 +70,7 @@ def evaluate(
       lopsided evaluate run lesions.csv --group patient --out figures.json
     """
     from lopsided.runs.evaluate import evaluate_run
-    from lopsided.runs.newest import run_and_words
+    from lopsided.runs.folder import run_and_words
     from lopsided.runs.progress import counter
 
     run, others = run_and_words(words or (), quiet=quiet)

@@ -61,7 +61,7 @@ def export(
       lopsided export run --to hub-folder --out my-model
     """
     from lopsided.reports.export import export_run, export_target
-    from lopsided.runs.newest import named_or_newest
+    from lopsided.runs.folder import named_or_newest
     from lopsided.runs.progress import counter
     from lopsided.runs.reopen import check_finished
 

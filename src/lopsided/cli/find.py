@@ -111,7 +111,7 @@ def find(
     from lopsided.inference.find import page_path
     from lopsided.reports.find_page import write_search
     from lopsided.runs.find import find_in_pool
-    from lopsided.runs.newest import run_and_words
+    from lopsided.runs.folder import run_and_words
     from lopsided.runs.progress import counter
 
     run, pool = run_and_words(words, quiet=quiet)

@@ -106,7 +106,7 @@ def predict(
     from lopsided.inference.pool import find_images
     from lopsided.inference.predict import grouping
     from lopsided.recipe.views import parse_tta
-    from lopsided.runs.newest import run_and_words
+    from lopsided.runs.folder import run_and_words
     from lopsided.runs.reopen import columns_of, open_familiarity, open_model, open_use, use_views
 
     output = _Output(out, as_json=as_json, quiet=quiet)

@@ -79,7 +79,7 @@ def report(
     """
     from lopsided.paper.page import is_of_paper, sweep_page
     from lopsided.reports.report import RunReports, write_report, write_run_reports
-    from lopsided.runs.newest import named_or_newest
+    from lopsided.runs.folder import named_or_newest
     from lopsided.runs.progress import counter
     from lopsided.runs.sweep import SWEEP
 

@@ -74,7 +74,7 @@ def serve(
     import secrets
     import webbrowser
 
-    from lopsided.runs.newest import run_and_words
+    from lopsided.runs.folder import run_and_words
 
     try:
         from lopsided.serve import app, guard, server

@@ -1,4 +1,4 @@
-"""The subcommand that trains: fit."""
+"""The subcommand that trains, fit, and the fields of a recipe that its options set."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from lopsided.cli import fit_options as options
-from lopsided.cli.options import Json, Quiet, grouped
+import typer
+
+from lopsided.cli.look import complete_recipe
+from lopsided.cli.options import RULES, Json, Quiet, grouped, option
 from lopsided.cli.output import (
     StoppedError,
     balanced_words,
@@ -29,32 +31,129 @@ from lopsided.cli.output import (
 )
 from lopsided.cli.settings import read_arguments, read_changes, read_minutes
 from lopsided.cli.sweeping import Track, Workplace, refuse
+from lopsided.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
-    from lopsided.distributed import Ranks
     from lopsided.runs.engines import Engine
     from lopsided.runs.folder import Run
+
+TRAIN, RUN = "What to train", "Run"
+FIELDS = {
+    "seed": "seed",
+    "device": "device",
+    "encoder_training.loss": "loss",
+    "encoder.name": "encoder",
+    "data.group": "group",
+    "data.folds": "folds",
+    "data.more": "more",
+    "decision.rule": "decide",
+    "track": "track",
+}
+"""The fields of a recipe, each with the parameter of ``fit`` that sets it."""
+
+
+def complete_loss(incomplete: str) -> list[str]:
+    """Return the losses whose name starts with a text, for the shell."""
+    from lopsided.losses import catalogue
+
+    return [name for name in catalogue.names() if name.startswith(incomplete)]
+
+
+def fields_of(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Return the option and its value, or None, for each field that an option sets."""
+    return {
+        field: (f"--{name.replace('_', '-')}", None if given[name] == [] else given[name])
+        for field, name in FIELDS.items()
+    }
+
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="DATA NAME=VALUE",
+        help="DATA: a folder with one sub-folder per class (or train, val and test with such sub-folders), a table "
+        "(CSV or Parquet) with the columns path and label, or the name of a source. NAME=VALUE: a field of the recipe.",
+        show_default=False,
+    ),
+]
+Out = Annotated[
+    Path | None,
+    option(RUN, "Folder of the run. It must be new or empty, except with --resume. Default: runs/1, runs/2, ..."),
+]
+RecipeName = Annotated[
+    str | None,
+    option(
+        TRAIN,
+        "Name of a recipe (`lopsided recipes`), or a TOML file. default: quick or thorough, by the number of images.",
+        autocompletion=complete_recipe,
+    ),
+]
+Loss = Annotated[
+    str | None,
+    option(
+        TRAIN,
+        "Name of a loss (`lopsided losses`), to train an encoder: in two stages with a contrastive loss, end to end "
+        "with a classification loss, with the epochs of both stages together.",
+        autocompletion=complete_loss,
+    ),
+]
+Encoder = Annotated[str | None, option(TRAIN, "Name of a timm model, for example resnet18.")]
+Group = Annotated[
+    str | None,
+    option(TRAIN, "Table column of groups, such as patient, or parent for folders. A group stays in one split."),
+]
+Folds = Annotated[
+    int | None,
+    option(
+        TRAIN,
+        "Test every image: train this many models, each tested on one fold. 1: one split. Default: 5 with quick and "
+        "thorough, if a class has fewer than 200 images.",
+        min=1,
+    ),
+]
+Decide = Annotated[str | None, option(TRAIN, RULES)]
+Auto = Annotated[
+    bool,
+    option(
+        TRAIN,
+        "Compare recipes and losses over folds, the cheapest first, for minutes=60, and train the one to use.",
+        "--auto",
+    ),
+]
+More = Annotated[
+    list[str] | None,
+    option(
+        TRAIN,
+        "Table of further labelled images for training only, such as the marks of `lopsided find`. Can be repeated.",
+        "--more",
+        metavar="TABLE",
+    ),
+]
+Seed = Annotated[int | None, option(RUN, "Seed of all random numbers.")]
+Device = Annotated[str | None, option(RUN, "Device: auto, cpu, cuda, cuda:1 or mps.")]
+Resume = Annotated[bool, option(RUN, "Continue the run in --out, or start it if it does not exist.", "--resume")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print all metrics, not only the counts.")]
 
 
 @grouped
 def fit(
-    words: options.Words = None,
+    words: Words = None,
     *,
-    out: options.Out = None,
-    recipe: options.RecipeName = None,
-    loss: options.Loss = None,
-    encoder: options.Encoder = None,
-    group: options.Group = None,
-    folds: options.Folds = None,
-    decide: options.Decide = None,
-    auto: options.Auto = False,
-    more: options.More = None,
-    seed: options.Seed = None,
-    device: options.Device = None,
-    resume: options.Resume = False,
+    out: Out = None,
+    recipe: RecipeName = None,
+    loss: Loss = None,
+    encoder: Encoder = None,
+    group: Group = None,
+    folds: Folds = None,
+    decide: Decide = None,
+    auto: Auto = False,
+    more: More = None,
+    seed: Seed = None,
+    device: Device = None,
+    resume: Resume = False,
     work: Workplace,
     track: Track = None,
-    verbose: options.Verbose = False,
+    verbose: Verbose = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -104,9 +203,8 @@ def fit(
     from lopsided.data.prepare import Sources
     from lopsided.runs.fitting import named, train_recipe
 
-    given = options.fields_of(locals())
+    given = fields_of(locals())
     with joined_ranks() as ranks, _target(out, ranks, resume=resume) as folder:
-        first = ranks is None or ranks.first
         data, texts = read_arguments(words or ())
         minutes, texts = read_minutes(texts) if auto else (None, texts)
         recipe = None if recipe == "default" else recipe
@@ -130,12 +228,12 @@ def fit(
                         recipe,
                         asked,
                         resume=resume,
-                        quiet=quiet or not first,
+                        quiet=quiet or not ranks.first,
                         ranks=ranks,
                         engine=worker,
                         sources=sources,
                     )
-        if first:
+        if ranks.first:
             from lopsided.reports.thumbnails import keep_shown_pictures
 
             keep_shown_pictures(run.folder, allow_outside=run.recipe.data.allow_outside, sources=sources)
@@ -148,27 +246,27 @@ def fit(
 
 
 @contextmanager
-def _target(out: Path | None, ranks: Ranks | None, *, resume: bool) -> Iterator[Path]:
+def _target(out: Path | None, ranks: Ranks, *, resume: bool) -> Iterator[Path]:
     """Yield the folder of the run on all ranks: ``out``, a new one, or with ``resume`` the newest one."""
-    from lopsided.runs.newest import folder_of, newest_run
+    from lopsided.runs.folder import folder_of, newest_run
 
     with ExitStack() as stack:
 
         def choose() -> str:
             return str(newest_run(finished=False) if resume else stack.enter_context(folder_of(None)))
 
-        yield out if out is not None else Path(choose() if ranks is None else ranks.told(choose))
+        yield out if out is not None else Path(ranks.told(choose))
 
 
 @contextmanager
-def _continued(out: Path, track: Sequence[str], ranks: Ranks | None) -> Iterator[None]:
+def _continued(out: Path, track: Sequence[str], ranks: Ranks) -> Iterator[None]:
     """Let an interruption end with the command that continues the run."""
     try:
         yield
     except KeyboardInterrupt:
         if not (out / "recipe.toml").exists():
             raise StoppedError("interrupted. Nothing was written.") from None
-        if ranks is not None:  # This process does not know the launch command of the other ranks.
+        if ranks.size > 1:  # This process does not know the launch command of the other ranks.
             raise StoppedError("interrupted. Continue with the same command and --resume.") from None
         tracked = "".join(f" --track {shlex.quote(text)}" for text in track)
         again = f"lopsided fit --out {shlex.quote(str(out))} --resume{tracked}"
@@ -218,20 +316,20 @@ def _details(run: Run, metrics: Mapping[str, Any], split: str) -> list[str]:
     return parts if folds is None else [*parts, fold_words(folds)]
 
 
-def fold_engine(work: Workplace, ranks: Ranks | None) -> Engine | None:
+def fold_engine(work: Workplace, ranks: Ranks) -> Engine | None:
     """Return the engine that trains several folds at once, or None if no option asks for it."""
     if work == Workplace():
         return None
-    if ranks is not None:
+    if ranks.size > 1:
         refuse({"--workers": work.workers, "--engine": work.engine}, "trains folds at once", "torchrun")
     return work.make()
 
 
 @contextmanager
-def joined_ranks() -> Iterator[Ranks | None]:
-    """Join the ranks that torchrun started. Yield None for a single process, without importing torch."""
+def joined_ranks() -> Iterator[Ranks]:
+    """Join the ranks that torchrun started. A single process is alone, and does not import torch for this."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
-        yield None
+        yield ALONE
         return
     from lopsided.distributed import joined
 

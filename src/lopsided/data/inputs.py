@@ -17,9 +17,9 @@ from torch import Tensor
 from lopsided.data.images import Images, Numbers, Vectors, decoding_threads
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
-from lopsided.distributed import Ranks
 from lopsided.errors import DataError, sentence
 from lopsided.facts import Fact, notes
+from lopsided.ranks import ALONE, Ranks
 from lopsided.recipe import Recipe
 from lopsided.recipe.blocks import Cells
 
@@ -211,7 +211,7 @@ def prepare(
     recipe: Recipe,
     source: Source,
     splits: Splits,
-    ranks: Ranks | None = None,
+    ranks: Ranks = ALONE,
     *,
     pixels: Pixels | None = None,
     digests: Sequence[str] | None = None,
@@ -235,7 +235,7 @@ def prepare(
         side = pixels.side(longest_side(source.images, splits.train))
     height, width = source.images.size(int(splits.train[0])) if side is None else (side, side)
     size = height if height == width else None
-    inputs, read = _inputs(recipe, source, (channels, height, width), side, (ranks or Ranks()).local_size)
+    inputs, read = _inputs(recipe, source, (channels, height, width), side, ranks.local_size)
     facts = [read]
     parts = {
         name: Part(

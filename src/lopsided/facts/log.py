@@ -36,16 +36,47 @@ class Reporter:
         """Called with a note on what the run does, or with a caution about its metrics."""
 
 
-class Log(Reporter):
-    """Writes one line of JSON per event into a run's log, calls another reporter, and keeps the facts.
+class Passing(Reporter):
+    """Passes all events on to another reporter. The subclasses do something with some of them."""
+
+    def __init__(self, inner: Reporter | None) -> None:
+        self.inner = inner or Reporter()
+
+    def begin(self, classes: Sequence[str], history: Sequence[Mapping[str, Any]]) -> None:
+        """Pass on the beginning."""
+        self.inner.begin(classes, history)
+
+    def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
+        """Pass on the start of a stage."""
+        self.inner.stage(name, epochs, steps_per_epoch)
+
+    def step(self, loss: float, images: int) -> None:
+        """Pass on a step."""
+        self.inner.step(loss, images)
+
+    def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
+        """Pass on an epoch."""
+        self.inner.epoch(index, facts)
+
+    def count(self, label: str, done: int, total: int) -> None:
+        """Pass on a count."""
+        self.inner.count(label, done, total)
+
+    def fact(self, fact: Fact) -> None:
+        """Pass on a fact."""
+        self.inner.fact(fact)
+
+
+class Log(Passing):
+    """Writes a line of JSON for most events into a run's log, calls another reporter, and keeps the facts.
 
     Each line has ``event`` and ``time``. After a resume, an epoch may be trained again and appear twice. Among lines
     with the same ``stage`` and ``epoch``, the last one is valid.
     """
 
     def __init__(self, folder: Path | None, reporter: Reporter | None) -> None:
+        super().__init__(reporter)
         self._path = None if folder is None else folder / LOG_NAME
-        self.inner = reporter or Reporter()
         self.facts: list[Fact] = []
         self._kept: list[dict[str, Any]] = []
 
@@ -69,27 +100,15 @@ class Log(Reporter):
             time = datetime.now(UTC).isoformat(timespec="milliseconds")
             append_line(self._path, json.dumps({"event": name, "time": time, **facts}))
 
-    def begin(self, classes: Sequence[str], history: Sequence[Mapping[str, Any]]) -> None:
-        """Call the other reporter; the caller logs the start."""
-        self.inner.begin(classes, history)
-
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
         """Write a line and call the other reporter."""
         self.event("stage", stage=name, epochs=epochs, steps_per_epoch=steps_per_epoch)
         self.inner.stage(name, epochs, steps_per_epoch)
 
-    def step(self, loss: float, images: int) -> None:
-        """Call the other reporter; steps are not logged."""
-        self.inner.step(loss, images)
-
     def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
         """Write a line and call the other reporter."""
         self.event("epoch", **facts)
         self.inner.epoch(index, facts)
-
-    def count(self, label: str, done: int, total: int) -> None:
-        """Call the other reporter; counts are not logged."""
-        self.inner.count(label, done, total)
 
     def fact(self, fact: Fact) -> None:
         """Write a line, keep the fact and call the other reporter."""

@@ -22,7 +22,6 @@ from lopsided.data.decoding import MAX_PIXELS, FileFacts, Pixels, UnreadableImag
 from lopsided.data.images import Images, ordered_map
 from lopsided.data.inputs import Indices, Inputs, Part, inputs_of, row_batches
 from lopsided.data.stored import ImagePath, cells_of
-from lopsided.distributed import Ranks
 from lopsided.errors import DataError, InputError, RunError, sentence
 from lopsided.evaluation.decision import PLAIN, Decision
 from lopsided.evaluation.typicality import Bank
@@ -33,6 +32,7 @@ from lopsided.inference.pool import Pack, Scores, joined
 from lopsided.models.blocks.columns import encode
 from lopsided.models.encoders import weights_hash
 from lopsided.models.model import Model, ModelCard, look
+from lopsided.ranks import ALONE, Ranks
 from lopsided.recipe.blocks import FINAL, Cells
 
 Floats = npt.NDArray[np.float64]
@@ -82,7 +82,7 @@ class Scorer:
         card: ModelCard,
         *,
         engine: Engine | None = None,
-        ranks: Ranks | None = None,
+        ranks: Ranks = ALONE,
         cached: str = "all",
         small: SmallImages | None = None,
         known: Known | None = None,
@@ -91,7 +91,7 @@ class Scorer:
         batch_size: int = BATCH,
         workers: int = 0,
     ) -> None:
-        self.card, self.engine, self.ranks = card, engine or Engine(model, card.shape), ranks or Ranks()
+        self.card, self.engine, self.ranks = card, engine or Engine(model, card.shape), ranks
         if batch_size < 1:
             raise InputError(sentence("batch_size must be >= 1", batch_size))
         self.small, self.known, self.bank, self.keep, self.batch_size = small, known, bank, keep, batch_size
@@ -477,16 +477,15 @@ class Predictions:
         return self.decision.decide(self.probabilities)
 
 
-def share_rows(num: int, ranks: Ranks | None) -> tuple[Indices, list[int]]:
+def share_rows(num: int, ranks: Ranks) -> tuple[Indices, list[int]]:
     """Divide the rows 0 to ``num`` - 1 among the ranks. Return the rows of this rank and the number of each rank."""
-    ranks = ranks or Ranks()
     shares = np.array_split(np.arange(num), ranks.size)
     return shares[ranks.rank], [len(share) for share in shares]
 
 
-def gather_rows(rows: npt.NDArray[_Number], sizes: list[int], ranks: Ranks | None) -> npt.NDArray[_Number]:
+def gather_rows(rows: npt.NDArray[_Number], sizes: list[int], ranks: Ranks) -> npt.NDArray[_Number]:
     """Return the rows of all ranks, in the order of ``share_rows``."""
-    if ranks is None or ranks.size == 1:
+    if ranks.size == 1:
         return rows
     gathered: npt.NDArray[_Number] = ranks.gather(torch.from_numpy(rows), sizes).numpy()
     return gathered

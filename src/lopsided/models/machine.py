@@ -13,23 +13,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from lopsided.distributed import Ranks
 from lopsided.errors import InputError, sentence
 from lopsided.models.small_maps import lay_out_weights, use_fast_paths
+from lopsided.ranks import ALONE, Ranks
 from lopsided.seeds import derive_seed
 
 
-def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
+def pick_device(name: str, ranks: Ranks = ALONE) -> torch.device:
     """Return the device of this name. "auto" means the first CUDA device if there is one, otherwise the CPU.
 
     If there are several ranks on one machine, each rank gets its own CUDA device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if ranks is not None and ranks.size > 1 and name.startswith("mps"):
+    if ranks.size > 1 and name.startswith("mps"):
         must = "several ranks must compute on the CPU or on CUDA devices"
         raise InputError(sentence(must, repr(name), "Set device to cpu, or start one process."))
-    if ranks is not None and ranks.local_size > 1 and name.startswith("cuda"):
+    if ranks.local_size > 1 and name.startswith("cuda"):
         number = torch.cuda.device_count()
         if name != "cuda" or number < ranks.local_size:
             must = f"{ranks.local_size} ranks on one machine must have one CUDA device each"

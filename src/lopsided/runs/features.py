@@ -59,7 +59,7 @@ def fill_cache(
     digests = source.images.digest(np.arange(len(source)))
     prepared, _ = prepare(recipe, source, splits, pixels=pixels_of(recipe), digests=digests)
     device = pick_device(recipe.device if cluster is None else "cpu")
-    trainer = make_trainer(recipe, prepared, device, Log(None, None), Checkpoint(None), None)
+    trainer = make_trainer(recipe, prepared, device, Log(None, None), Checkpoint(None))
     trainer.build()
     scorer, card = trainer.scorer, trainer.card
     if not scorer.shelves:
@@ -107,7 +107,7 @@ def _scorer_of(recipe: Recipe, source: Source) -> Scorer:
     """Return what computes the features of a recipe on a CPU, for images that are all trained on."""
     empty, rows = np.empty(0, dtype=np.int64), np.arange(len(source))
     prepared, _ = prepare(recipe, source, Splits(rows, empty, empty), pixels=pixels_of(recipe))
-    trainer = make_trainer(recipe, prepared, pick_device("cpu"), Log(None, None), Checkpoint(None), None)
+    trainer = make_trainer(recipe, prepared, pick_device("cpu"), Log(None, None), Checkpoint(None))
     trainer.build()
     return trainer.scorer
 

@@ -14,20 +14,19 @@ from lopsided.data.sources.source import UNUSUAL
 from lopsided.data.sources.vectors import check_vector_fields
 from lopsided.errors import InputError, sentence
 from lopsided.facts import Fact, notes
+from lopsided.ranks import ALONE, Ranks
 from lopsided.recipe import Recipe, find_recipe, methods, named_recipe
 from lopsided.recipe.encoder_spec import EncoderSpec, with_full_names
 from lopsided.recipe.rules import parse_rule
 from lopsided.runs import run as runs
-from lopsided.runs.folder import METRICS, RECIPE, Run
+from lopsided.runs.folder import METRICS, RECIPE, Run, check_outside
 from lopsided.runs.folds import default_folds
-from lopsided.runs.newest import check_outside
 from lopsided.runs.progress import reporter
 from lopsided.runs.run import run_recipe
 from lopsided.runs.tracking import say_trackers
 from lopsided.runs.view import FoldLines, View
 
 if TYPE_CHECKING:
-    from lopsided.distributed import Ranks
     from lopsided.runs.engines import Engine
 
 
@@ -76,9 +75,9 @@ def one_class_rule(recipe: Recipe, data: str | None = None, sources: Sources | N
 V = TypeVar("V")
 
 
-def named(recipe: str | None, ranks: Ranks | None) -> Recipe | None:
+def named(recipe: str | None, ranks: Ranks) -> Recipe | None:
     """Return the recipe that the user named, if any, on all ranks."""
-    return None if recipe is None else Recipe.from_toml(_told(ranks, lambda: find_recipe(recipe).to_toml()))
+    return None if recipe is None else Recipe.from_toml(ranks.told(lambda: find_recipe(recipe).to_toml()))
 
 
 def _check_split(recipe: Recipe, changes: Mapping[str, Any]) -> None:
@@ -105,7 +104,7 @@ def train_recipe(
     *,
     resume: bool,
     quiet: bool,
-    ranks: Ranks | None = None,
+    ranks: Ranks = ALONE,
     engine: Engine | None = None,
     sources: Sources,
 ) -> tuple[Run, bool]:
@@ -122,7 +121,7 @@ def train_recipe(
         check_outside(out, data or chosen.data.source)
         _check_split(chosen, changes)
         chosen = _with_focus(chosen, data, changes, ranks, sources)
-    continues = _told(ranks, lambda: resume and (out / RECIPE).is_file())
+    continues = ranks.told(lambda: resume and (out / RECIPE).is_file())
     if recipe is None and not continues and chosen.spec.folds_by_default and not any(map(_names_encoder, changes)):
         name, why = _with_reasons(ranks, lambda: choose_recipe(chosen, data, sources))
         chosen = _with_rule(named_recipe(name).override(**changes))
@@ -131,7 +130,7 @@ def train_recipe(
         chosen, why = _with_folds(chosen, why, data, changes, ranks, sources)
     if engine is not None and chosen.data.folds is None:
         raise InputError("--workers and --engine train several folds at once, but there are no folds. Use --folds 5.")
-    already = _told(ranks, lambda: resume and (out / METRICS).exists() and Run.open(out).finished)
+    already = ranks.told(lambda: resume and (out / METRICS).exists() and Run.open(out).finished)
     with reporter(quiet=quiet) as watcher:
         run = run_recipe(
             chosen,
@@ -163,7 +162,7 @@ def _with_folds(
     why: list[Fact],
     data: str | None,
     changes: Mapping[str, Any],
-    ranks: Ranks | None,
+    ranks: Ranks,
     sources: Sources,
 ) -> tuple[Recipe, list[Fact]]:
     """Return a recipe with the default folds, if there are any, and the reason."""
@@ -173,14 +172,12 @@ def _with_folds(
     return (recipe if folds is None else recipe.override(**{"data.folds": folds})), [*why, *reason]
 
 
-def _with_focus(
-    recipe: Recipe, data: str | None, changes: Mapping[str, Any], ranks: Ranks | None, sources: Sources
-) -> Recipe:
+def _with_focus(recipe: Recipe, data: str | None, changes: Mapping[str, Any], ranks: Ranks, sources: Sources) -> Recipe:
     """Return a recipe whose rule is about the class in focus, which must be a class of the images."""
     focus = recipe.decision.focus
     if focus is None:
         return recipe
-    classes: list[str] = _told(ranks, lambda: sorted(sources.drawn(runs.settle(recipe, data)).counts()))
+    classes: list[str] = ranks.told(lambda: sorted(sources.drawn(runs.settle(recipe, data)).counts()))
     if focus not in classes:
         must = f"--focus must be a class of the images: {', '.join(classes)}"
         raise InputError(sentence(must, repr(focus), suggest_names([focus], classes)))
@@ -196,18 +193,18 @@ def _with_rule(recipe: Recipe) -> Recipe:
 
 
 def _with_alarms(
-    recipe: Recipe, data: str | None, changes: Mapping[str, Any], ranks: Ranks | None, sources: Sources
+    recipe: Recipe, data: str | None, changes: Mapping[str, Any], ranks: Ranks, sources: Sources
 ) -> Recipe:
     """Return a recipe that decides by false alarms if there is one class, because no other rule can be used."""
     if recipe.spec.needs_rare or "decision.rule" in changes:
         return recipe
     from lopsided.runs.fitting import one_class_rule
 
-    rule = _told(ranks, lambda: one_class_rule(recipe, data, sources))
+    rule = ranks.told(lambda: one_class_rule(recipe, data, sources))
     return recipe if rule is None else recipe.override(**{"decision.rule": rule})
 
 
-def _with_reasons(ranks: Ranks | None, make: Callable[[], tuple[V, list[Fact]]]) -> tuple[V, list[Fact]]:
+def _with_reasons(ranks: Ranks, make: Callable[[], tuple[V, list[Fact]]]) -> tuple[V, list[Fact]]:
     """Return on all ranks the choice of the first rank, and its reasons, which only the first rank logs."""
     reasons: list[Fact] = []
 
@@ -216,12 +213,7 @@ def _with_reasons(ranks: Ranks | None, make: Callable[[], tuple[V, list[Fact]]])
         reasons.extend(facts)
         return choice
 
-    return _told(ranks, choose), reasons
-
-
-def _told(ranks: Ranks | None, make: Callable[[], Any]) -> Any:
-    """Return the result of ``make`` on the first rank. Only the first rank reads the run folder."""
-    return make() if ranks is None else ranks.told(make)
+    return ranks.told(choose), reasons
 
 
 def _choose(

@@ -1,4 +1,4 @@
-"""Run folders: the names of their files, and an opened folder.
+"""Run folders: the names of their files, an opened folder, and the folders of runs that nobody named.
 
 A run folder holds ``recipe.toml``, ``log.jsonl``, ``predictions.csv``, ``model.safetensors`` with ``model.json``,
 ``familiar.safetensors``, ``features.safetensors``, ``checkpoint/`` and ``metrics.json``. A run is finished when it has
@@ -10,9 +10,10 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from lopsided import __version__, files
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.facts import Fact
 from lopsided.recipe import Recipe, words
+from lopsided.runs.progress import Voice
 
 FORMAT = 1
 """The format version of a run folder. It increases when an older version could misread a newer folder."""
@@ -33,6 +35,8 @@ FOLDS, WHOLE = "folds", "all"
 """The folder of the folds of a run, and in it the folder of the model of all images."""
 COMPARISON = "comparison"
 """The folder of the comparison that chose the recipe of a run. Its cells are folds of the run, too."""
+RUNS = Path("runs")
+"""Runs without a name are ``runs/1``, ``runs/2`` and so on."""
 MAX_TABLE = 1 << 30
 """Maximum bytes of ``predictions.csv``, which is read at once. A million images need only a fraction of this."""
 
@@ -135,3 +139,75 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
 def named_focus(folder: Path) -> str | None:
     """Return the class that the recipe of a run names as the one that matters; None if there is no recipe, or none."""
     return Run.open(folder).recipe.decision.focus if (folder / RECIPE).is_file() else None
+
+
+@contextmanager
+def folder_of(out: Path | None) -> Iterator[Path]:
+    """Yield the folder ``out``, or a new folder below ``runs``, which is removed again if it stays empty."""
+    if out is not None:
+        yield out
+        return
+    folder = _make_folder()
+    try:
+        yield folder
+    finally:
+        for path in (folder, RUNS):
+            with suppress(OSError):
+                path.rmdir()  # Removes empty folders only.
+
+
+def _make_folder() -> Path:
+    """Make the folder of the next number. Two processes that do so at once get different folders."""
+    try:
+        RUNS.mkdir(exist_ok=True)
+        used = [int(path.name) for path in RUNS.iterdir() if path.name.isdecimal()]
+        for number in count(max(used, default=0) + 1):
+            with suppress(FileExistsError):
+                (RUNS / str(number)).mkdir()
+                return RUNS / str(number)
+    except OSError as error:
+        raise RunError(f"cannot create a folder below {RUNS} ({error.strerror}). Name one with --out.") from None
+    raise AssertionError
+
+
+def check_outside(out: Path, data: str | None) -> None:
+    """Raise an error if a new run would be below a folder of images, where the next command would call it a class."""
+    if data is not None and os.path.isdir(data) and Path(os.path.realpath(out)).is_relative_to(os.path.realpath(data)):
+        do = "there it would be taken for a class. Name another folder, for example --out ../run"
+        raise RunError(f"The run {out} would be inside the folder of the images: {do}.")
+
+
+def newest_run(*, finished: bool = True) -> Path:
+    """Return the run below ``runs`` that was finished last, or that was started last, finished or not."""
+    mark = METRICS if finished else RECIPE
+    with suppress(OSError):
+        marks = [path for path in RUNS.glob(f"*/{mark}") if path.is_file()]
+        if marks:
+            return max(marks, key=lambda path: (path.stat().st_mtime_ns, path.parent.name)).parent
+    what = "finished run" if finished else "run"
+    raise RunError(f"There is no {what} in the folder {RUNS}. Name the folder of a run.")
+
+
+def is_run(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a folder with a run, finished or not, or with a model."""
+    return any((Path(path) / name).is_file() for name in (RECIPE, CARD))
+
+
+def named_or_newest(run: Path | None, *, quiet: bool) -> Path:
+    """Return the run that the user named, or the newest run, and say which one it is."""
+    if run is not None:
+        return run
+    newest = newest_run()
+    if not quiet:
+        Voice().say(f"{newest} is the newest run.")
+    return newest
+
+
+def run_and_words(texts: Sequence[str], *, quiet: bool) -> tuple[Path, list[str]]:
+    """Return the run, which is the first word or else the newest run, and the other words.
+
+    Without any run that could be meant, the first of several words is returned as the run, so that the error names it.
+    """
+    if texts and (is_run(texts[0]) or (len(texts) > 1 and not any(RUNS.glob(f"*/{METRICS}")))):
+        return Path(texts[0]), list(texts[1:])
+    return named_or_newest(None, quiet=quiet), list(texts)

@@ -8,12 +8,10 @@ run continues inside the fold where it was. The results are computed from the fi
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,26 +22,23 @@ from lopsided.data.splits import fold_numbers, most_folds
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import settle_scores
 from lopsided.facts import Fact, notes
-from lopsided.facts.log import LOG_NAME, Log, Reporter
+from lopsided.facts.log import Log, Passing, Reporter
 from lopsided.inference.feature_cache import cache_root
+from lopsided.ranks import ALONE, Ranks
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule
 from lopsided.runs.driver import drive
 from lopsided.runs.duration import FEATURE_SECONDS, Expected, fold_seconds
 from lopsided.runs.engines import Engine, Here
 from lopsided.runs.fold_results import Codes, FoldResults
-from lopsided.runs.folder import COMPARISON, FEATURES, FOLDS, METRICS, RECIPE, WHOLE, place
+from lopsided.runs.folder import COMPARISON, FEATURES, FOLDS, METRICS, WHOLE, place
 from lopsided.runs.keys import cell_key
 from lopsided.runs.origins import read_origins
 from lopsided.runs.plan import CELLS, Cell, Plan, drop_model
-from lopsided.runs.run import run_recipe, settle
-from lopsided.runs.tracking import TRACKERS, tracked
+from lopsided.runs.run import begun, run_recipe, settle
+from lopsided.runs.tracking import tracked
 from lopsided.runs.view import View
-from lopsided.trackers.tracker import TENSORBOARD
 from lopsided.training.prior import settled_prior
-
-if TYPE_CHECKING:
-    from lopsided.distributed import Ranks
 
 USUAL_FOLDS, RARE, CHEAP_SECONDS = 5, 200, 600.0
 """Folds are the default with fewer than ``RARE`` images of a class, if they take at most ``CHEAP_SECONDS`` longer."""
@@ -150,7 +145,7 @@ def train_folds(
     *,
     resume: bool,
     reporter: Reporter | None,
-    ranks: Ranks | None = None,
+    ranks: Ranks = ALONE,
     why: Sequence[Fact] = (),
     engine: Engine | None = None,
     view: View | None = None,
@@ -161,14 +156,13 @@ def train_folds(
     ``engine`` trains several cells at once, and ``view`` receives their events. Without it, they are trained one after
     the other in this process. ``expected`` is how long the run will take. The caller must hold the folder's lock.
     """
-    first = ranks is None or ranks.first
     _check_no_links(folder)
     numbers = _numbers(recipe, source)
     prior = _prior(recipe, source)
     check_rule(recipe, source)
     if recipe.data.origin is not None:
         read_origins(recipe, source)
-    log = Log(folder if first else None, reporter if first else None)
+    log = Log(folder if ranks.first else None, reporter if ranks.first else None)
     plan = FoldPlan(folder, recipe)
 
     def train(cell: Cell) -> None:
@@ -180,30 +174,19 @@ def train_folds(
         if expected is not None and is_new and done == 2 < len(plan.cells):  # The first one computes the features.
             log.fact(notes.time_left(round(expected.left(done, perf_counter() - begin), 1)))
 
-    try:
-        if first:
-            if not resume:
-                files.atomic_write(folder / RECIPE, recipe.to_toml())
-            for fact in [*why, *_fold_notes(recipe, source)]:
-                log.fact(fact)
-        with tracked(folder, recipe, reporter, first=first) as watcher:  # The folds have trackers of their own.
-            if watcher is not None and first:
+    with begun(folder, recipe, ranks, resume=resume, is_kept=(folder / FOLDS).exists):
+        for fact in [*why, *_fold_notes(recipe, source)] if ranks.first else ():
+            log.fact(fact)
+        with tracked(folder, recipe, reporter, first=ranks.first) as watcher:  # The folds have trackers of their own.
+            if watcher is not None and ranks.first:
                 watcher.begin(source.classes, [])
-            if engine is not None and first:
+            if engine is not None and ranks.first:
                 drive(plan.unfinished(), engine, view)
             drive(plan, Here(train))
-            if first:
-                size = 1 if ranks is None else ranks.size
-                FoldResults(plan, source, held_out, numbers, prior, log, size).write()
-        if first:
+            if ranks.first:
+                FoldResults(plan, source, held_out, numbers, prior, log, ranks.size).write()
+        if ranks.first:
             tidy(folder)
-    except Exception:
-        if first and not resume and not (folder / FOLDS).exists():  # There is nothing to continue.
-            shutil.rmtree(folder / TENSORBOARD, ignore_errors=True)
-            for name in (RECIPE, LOG_NAME, TRACKERS):
-                with suppress(OSError):
-                    (folder / name).unlink()
-        raise
 
 
 def judged_accuracy(folder: Path, recipe: Recipe, source: Source) -> float:
@@ -232,27 +215,19 @@ def _check_no_links(folder: Path) -> None:
         files.check_no_links(path)
 
 
-class _Part(Reporter):
+class _Part(Passing):
     """Passes the progress of a fold on, with its label, and the notes of the first fold that hold for all folds."""
 
     def __init__(self, log: Log, label: str, *, first: bool) -> None:
+        super().__init__(log.inner)
         self._log, self._label, self._first = log, label, first
+
+    def begin(self, classes: Sequence[str], history: Sequence[Mapping[str, Any]]) -> None:
+        """The run has begun before its folds."""
 
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
         """Pass on the start of a stage."""
-        self._log.inner.stage(f"{self._label} {name}", epochs, steps_per_epoch)
-
-    def step(self, loss: float, images: int) -> None:
-        """Pass on a step."""
-        self._log.inner.step(loss, images)
-
-    def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
-        """Pass on an epoch."""
-        self._log.inner.epoch(index, facts)
-
-    def count(self, label: str, done: int, total: int) -> None:
-        """Pass on a count."""
-        self._log.count(label, done, total)
+        self.inner.stage(f"{self._label} {name}", epochs, steps_per_epoch)
 
     def fact(self, fact: Fact) -> None:
         """Pass on a note that is the same in all folds. Other facts are merged when all folds are finished."""

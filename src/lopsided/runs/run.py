@@ -19,8 +19,9 @@ from lopsided.errors import InputError, RunError, sentence
 from lopsided.facts import Fact, notes
 from lopsided.inference.feature_cache import ReadableImages
 from lopsided.models.pretrained import check_encoder
+from lopsided.ranks import ALONE, Ranks
 from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
-from lopsided.runs.duration import expect
+from lopsided.runs.duration import Expected, expect
 from lopsided.runs.folder import CHECKPOINT, LOG, METRICS, RECIPE, Run, read_metrics
 from lopsided.runs.metrics import check_metrics
 from lopsided.runs.origins import check_origin
@@ -29,7 +30,6 @@ from lopsided.trackers import tracker as trackers
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
-    from lopsided.distributed import Ranks
     from lopsided.facts.log import Reporter
     from lopsided.runs.engines import Engine
     from lopsided.runs.view import View
@@ -43,7 +43,7 @@ def run_recipe(
     resume: bool = False,
     reporter: Reporter | None = None,
     progress: Progress | None = None,
-    ranks: Ranks | None = None,
+    ranks: Ranks = ALONE,
     why: Sequence[Fact] = (),
     sources: Sources | None = None,
     opened: tuple[Source, Source | None] | None = None,
@@ -67,8 +67,7 @@ def run_recipe(
 
     if opened is None:
         recipe = settle(recipe, data)
-    folder, recorded = Path(out), recipe
-    first = ranks is None or ranks.first
+    folder, recorded, expected = Path(out), recipe, None
 
     def state() -> str:
         nonlocal recorded
@@ -79,27 +78,22 @@ def run_recipe(
             return "finished"
         return "new" if found is None else "unfinished"
 
-    def told(make: Callable[[], Any]) -> Any:
-        return make() if ranks is None else ranks.told(make)
+    def checked_state() -> str:
+        """Raise for what is wrong before images are read and torch is imported, which takes long."""
+        files.check_no_links(folder)
+        files.check_free(folder)
+        trackers.check(recipe.track)
+        found = state()
+        if found != "finished":
+            _check_early(recipe, folder)
+        return found
 
-    told(lambda: files.check_no_links(folder))
-    told(lambda: files.check_free(folder))  # Before reading the data, which may take long.
-    told(lambda: trackers.check(recipe.track))
-    expected = None
-    if told(state) != "finished":
-        told(lambda: _check_early(recipe, folder))
+    if ranks.told(checked_state) != "finished":
         if opened is None:
             opened = (sources or Sources()).open(recipe, progress, ReadableImages(), cues=True)
-            if reporter is not None and ranks is None:
-                expected = expect(recipe, opened)
-                if expected is not None:
-                    reporter.fact(
-                        notes.expected_time(
-                            round(expected.seconds, 1), round(expected.all_features, 1), expected.trainings
-                        )
-                    )
-        with _held(folder) if first else nullcontext():
-            found = told(state)  # Another process may have used the folder since.
+            expected = _tell_time(recipe, opened, reporter) if ranks.size == 1 else None
+        with _held(folder) if ranks.first else nullcontext():
+            found = ranks.told(state)  # Another process may have used the folder since.
             if found != "finished":
                 watched: dict[str, Any] = {"reporter": reporter, "ranks": ranks, "why": why}
                 resumes = found == "unfinished"
@@ -108,16 +102,25 @@ def run_recipe(
                     folds.train_folds(folder, recipe, *opened, resume=resumes, **watched)
                 else:
                     _train(folder, recipe, *opened, resume=resumes, **watched)
-    elif first:
+    elif ranks.first:
         files.remove_left_lock(folder)  # A process may have been killed after it wrote the last file.
         finish_left(folder, recipe, reporter)
         if folds.has_folds(recipe):
             folds.tidy(folder)
-    return Run(folder, recorded, told(lambda: read_metrics(folder)))
+    return Run(folder, recorded, ranks.told(lambda: read_metrics(folder)))
+
+
+def _tell_time(recipe: Recipe, opened: tuple[Source, Source | None], reporter: Reporter | None) -> Expected | None:
+    """Return how long a run will take, and say it, if anybody listens."""
+    expected = None if reporter is None else expect(recipe, opened)
+    if reporter is not None and expected is not None:
+        seconds, features = round(expected.seconds, 1), round(expected.all_features, 1)
+        reporter.fact(notes.expected_time(seconds, features, expected.trainings))
+    return expected
 
 
 def _check_early(recipe: Recipe, folder: Path) -> None:
-    """Raise for simple mistakes before images are read and torch is imported, which takes long."""
+    """Raise for simple mistakes in a recipe, and if nothing can be written to the folder."""
     check_encoder(recipe.encoder.spec)
     check_origin(recipe)
     if recipe.device not in ("auto", "cpu"):
@@ -155,25 +158,33 @@ def _train(
     *,
     resume: bool,
     reporter: Reporter | None,
-    ranks: Ranks | None = None,
+    ranks: Ranks = ALONE,
     why: Sequence[Fact] = (),
 ) -> None:
-    from lopsided.runs.tracking import TRACKERS, tracked
+    from lopsided.runs.tracking import tracked
     from lopsided.training.checkpoint import Checkpoint
     from lopsided.training.fit import fit
 
-    writes = ranks is None or ranks.first
+    with (
+        begun(folder, recipe, ranks, resume=resume, is_kept=lambda: Checkpoint(folder).exists()),
+        tracked(folder, recipe, reporter, first=ranks.first) as watcher,
+    ):
+        fitted = fit(recipe, source, folder, held_out=held_out, resume=resume, reporter=watcher, ranks=ranks, why=why)
+        if ranks.first:
+            write_results(folder, recipe, source, fitted, ranks.size)
+
+
+@contextmanager
+def begun(folder: Path, recipe: Recipe, ranks: Ranks, *, resume: bool, is_kept: Callable[[], bool]) -> Iterator[None]:
+    """Begin a run in its folder, unless it is resumed. An error takes this back if nothing ``is_kept`` to continue."""
+    from lopsided.runs.tracking import TRACKERS
+
     try:
-        if not resume and writes:
+        if not resume and ranks.first:
             files.atomic_write(folder / RECIPE, recipe.to_toml())
-        with tracked(folder, recipe, reporter, first=writes) as watcher:
-            fitted = fit(
-                recipe, source, folder, held_out=held_out, resume=resume, reporter=watcher, ranks=ranks, why=why
-            )
-            if writes:
-                write_results(folder, recipe, source, fitted, 1 if ranks is None else ranks.size)
+        yield
     except Exception:
-        if writes and not resume and not Checkpoint(folder).exists():  # The run cannot be continued.
+        if not resume and ranks.first and not is_kept():
             for name in (CHECKPOINT, trackers.TENSORBOARD):
                 shutil.rmtree(folder / name, ignore_errors=True)
             for name in (RECIPE, LOG, TRACKERS):

@@ -17,7 +17,7 @@ from typing import Any
 from lopsided import files
 from lopsided.errors import LopsidedError, RunError
 from lopsided.facts import Fact, cautions, notes
-from lopsided.facts.log import LOG_NAME, Log, Reporter
+from lopsided.facts.log import LOG_NAME, Log, Passing, Reporter
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import leaves
 from lopsided.runs.keys import coordinates, proportion
@@ -125,12 +125,13 @@ def _write_keys(folder: Path, keys: Mapping[str, str], *, ended: bool) -> None:
     files.atomic_write(folder / TRACKERS, json.dumps({"keys": dict(keys), "ended": ended}, indent=2) + "\n")
 
 
-class Tracking(Reporter):
+class Tracking(Passing):
     """Passes the events of a run on to another reporter and to the trackers of its recipe."""
 
     def __init__(
         self, folder: Path, recipe: Recipe, reporter: Reporter | None, texts: Sequence[str] | None = None
     ) -> None:
+        super().__init__(reporter)
         self._folder, self._recipe = folder, recipe
         self._log = Log(folder, reporter)  # A caution about a tracker is a line of the log, not one about the metrics.
         self._trackers = Trackers(recipe.track if texts is None else texts, folder, self._log.fact)
@@ -140,34 +141,18 @@ class Tracking(Reporter):
 
     def begin(self, classes: Sequence[str], history: Sequence[Mapping[str, Any]]) -> None:
         """Start the trackers, or continue them after the epochs in ``history``."""
-        self._log.inner.begin(classes, history)
+        super().begin(classes, history)
         self._classes, self._step, self._began = classes, len(history), True
         past = [_epoch(step, facts, classes) for step, facts in enumerate(history, start=1)]
         self._trackers.start(_described(self._folder, self._recipe, past))
         if self._trackers.running:
             self._log.fact(notes.tracked(self._trackers.running))
 
-    def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
-        """Pass on the start of a stage."""
-        self._log.inner.stage(name, epochs, steps_per_epoch)
-
-    def step(self, loss: float, images: int) -> None:
-        """Pass on a step."""
-        self._log.inner.step(loss, images)
-
     def epoch(self, index: int, facts: Mapping[str, Any]) -> None:
         """Pass on an epoch, also to the trackers."""
         self._step += 1
         self._trackers.epoch(_epoch(self._step, facts, self._classes))
-        self._log.inner.epoch(index, facts)
-
-    def count(self, label: str, done: int, total: int) -> None:
-        """Pass on a count."""
-        self._log.inner.count(label, done, total)
-
-    def fact(self, fact: Fact) -> None:
-        """Pass on a fact."""
-        self._log.inner.fact(fact)
+        super().epoch(index, facts)
 
     def finish(self) -> None:
         """End the trackers with the results of the run. The run is complete, so an error here is only a warning."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from lopsided.distributed import Ranks
+from lopsided.ranks import Ranks
 
 
 class BatchStatistics:

@@ -26,10 +26,10 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from lopsided.distributed import Ranks
 from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.files import atomic_write, check_regular, make_folder, reading_tensors, reason, remove_leftovers
 from lopsided.models.model import all_finite
+from lopsided.ranks import ALONE, Ranks
 
 FORMAT = 1
 FOLDER_NAME, STATE_NAME, ENCODER_NAME = "checkpoint", "state.safetensors", "encoder.safetensors"
@@ -78,9 +78,9 @@ class Checkpoint:
     If there are several ranks, only the first one reads and writes files. It sends the content to the others.
     """
 
-    def __init__(self, folder: Path | None, ranks: Ranks | None = None) -> None:
+    def __init__(self, folder: Path | None, ranks: Ranks = ALONE) -> None:
         self.folder = None if folder is None else folder / FOLDER_NAME
-        self.ranks = ranks or Ranks()
+        self.ranks = ranks
         self._last: State | None = None
         self._saved, self._cost, self._beside = -math.inf, 0.0, 0.0
 

@@ -46,7 +46,6 @@ from lopsided.data.inputs import Part, Prepared, check_trainable, inputs_of, pre
 from lopsided.data.prepare import split_note, split_source, training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits, find_leaks
-from lopsided.distributed import Ranks
 from lopsided.errors import RunError
 from lopsided.facts import Fact, notes
 from lopsided.facts.log import Log, Reporter
@@ -56,6 +55,7 @@ from lopsided.inference.scorer import Predictions, SmallImages
 from lopsided.models.machine import flushed_denormals, keep_freed_memory, pick_device, threads
 from lopsided.models.model import CARD_NAME, Model, ModelCard, load_model, save_model
 from lopsided.models.pretrained import Preprocessing, preprocessing_of
+from lopsided.ranks import ALONE, Ranks
 from lopsided.recipe import Recipe, check_classes
 from lopsided.training.baseline import classify_by_quick, compare, compare_answers, figures_of, is_quick
 from lopsided.training.cautions import falling_cautions, run_cautions, source_cautions
@@ -105,7 +105,7 @@ def fit(
     held_out: Source | None = None,
     resume: bool = False,
     reporter: Reporter | None = None,
-    ranks: Ranks | None = None,
+    ranks: Ranks = ALONE,
     why: Sequence[Fact] = (),
 ) -> Fitted:
     """Train a model on a source that is already verified and drawn by scenario.
@@ -123,7 +123,6 @@ def fit(
 
     ``why`` are the reasons for the choice of the recipe. They become the first notes of the run.
     """
-    ranks = ranks or Ranks()
     checkpoint = Checkpoint(folder, ranks)
     saved = _saved(checkpoint, folder, ranks, resume=resume)
     log = Log(folder, reporter) if ranks.first else Log(None, None)

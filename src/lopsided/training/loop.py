@@ -18,7 +18,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lopsided.data.inputs import Part
 from lopsided.data.samplers import BatchSampler
-from lopsided.distributed import Ranks
 from lopsided.errors import RunError
 from lopsided.facts.log import Reporter
 from lopsided.losses.deferred import first_epoch
@@ -26,6 +25,7 @@ from lopsided.losses.objective import Objective
 from lopsided.losses.queue import FeatureQueue
 from lopsided.models.machine import evaluating, seeded
 from lopsided.models.model import all_finite
+from lopsided.ranks import ALONE, Ranks
 from lopsided.recipe import Classifier, EncoderTraining
 from lopsided.stopping import STOPPING
 from lopsided.training.batch_norm import BatchStatistics
@@ -242,11 +242,11 @@ class Loop:
         num_classes: int,
         minority: int,
         reporter: Reporter,
-        ranks: Ranks | None = None,
+        ranks: Ranks = ALONE,
         precision: str = "float32",
     ) -> None:
         self.stage, self.device, self.seed, self.reporter = stage, device, seed, reporter
-        self.num_classes, self.minority, self.ranks = num_classes, minority, ranks or Ranks()
+        self.num_classes, self.minority, self.ranks = num_classes, minority, ranks
         self.trained = stage.trained.to(device)
         self.optimizer = make_optimizer(self.trained, stage.settings, device, stage.groups)
         self._rate = stage.settings.lr

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lopsided.distributed import Ranks
+from lopsided.ranks import Ranks
 
 _PREFIX, _SUM, _RANDOM = "midway.", "sum.", "random."
 

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lopsided.distributed import Ranks
 from lopsided.errors import InputError, is_out_of_memory
 from lopsided.losses import catalogue
 from lopsided.losses.objective import Objective, Samples
 from lopsided.losses.queue import FeatureQueue
 from lopsided.models.encoders import seeded_init
 from lopsided.models.machine import evaluating, seeded
+from lopsided.ranks import Ranks
 from lopsided.recipe import LossSettings
 from lopsided.seeds import derive_seed
 from lopsided.stopping import STOPPING

@@ -32,7 +32,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lopsided.data.inputs import MEMORY_SHARE, Indices, Inputs, MemoryInputs, Part, Prepared, free_memory, row_batches
 from lopsided.data.samplers import BatchSampler
-from lopsided.distributed import Ranks
 from lopsided.errors import InputError, RunError
 from lopsided.facts import notes
 from lopsided.facts.log import Log
@@ -41,6 +40,7 @@ from lopsided.inference.scorer import share_rows
 from lopsided.models.cut import Cut, block_numbers, cut_encoder
 from lopsided.models.machine import arrange, evaluating
 from lopsided.models.model import Model, average, look
+from lopsided.ranks import Ranks
 from lopsided.recipe import EncoderTraining, Recipe
 from lopsided.recipe.sections import USUAL_VIEWS
 from lopsided.seeds import derive_seed

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from lopsided.data.inputs import Part, Prepared
-from lopsided.distributed import Ranks
 from lopsided.errors import InputError, RunError
 from lopsided.facts import Fact, cautions, notes
 from lopsided.facts.log import Log
@@ -35,6 +34,7 @@ from lopsided.models.heads import Adapter, ClassifierHead, build_head
 from lopsided.models.machine import arrange, compile_encoder
 from lopsided.models.model import AdapterCard, Model, ModelCard, with_views
 from lopsided.models.pretrained import hub_weights
+from lopsided.ranks import ALONE, Ranks
 from lopsided.recipe import LossSettings, Recipe
 from lopsided.recipe.encoder_spec import EncoderSpec
 from lopsided.recipe.entries import load
@@ -61,10 +61,10 @@ class Trainer:
         device: torch.device,
         log: Log,
         checkpoint: Checkpoint,
-        ranks: Ranks | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.recipe, self.prepared, self.device = recipe, prepared, device
-        self.log, self.checkpoint, self.ranks = log, checkpoint, ranks or Ranks()
+        self.log, self.checkpoint, self.ranks = log, checkpoint, ranks
         self.num_classes = len(prepared.classes)
         self._engine: Engine | None = None
         self._scorer: Scorer | None = None
