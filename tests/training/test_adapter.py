@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from lopsided.data.sources import open_source
 from lopsided.errors import InputError
 from lopsided.estimator import LopsidedClassifier
+from lopsided.evaluation.prior import carried_prior
 from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
@@ -23,7 +24,6 @@ from lopsided.ranks import Ranks
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.training.fit import Fitted, fit, load_model
 from lopsided.training.methods.adapter import Joined, Linear, Rows, Unseen, fit_plain, head_folds
-from lopsided.training.prior import carried_prior
 from training.ranks import together
 
 PHOTOS = {"cat": 30, "dog": 9}

@@ -15,12 +15,12 @@ from lopsided.data.samplers import BatchSampler
 from lopsided.data.sources import Source
 from lopsided.errors import InputError
 from lopsided.evaluation.calibration import HeldBack, fit_calibration
+from lopsided.evaluation.prior import carried_prior
 from lopsided.losses import catalogue
 from lopsided.losses.objective import Samples
 from lopsided.models.model import CARD_NAME, load_model
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.training.fit import fit
-from lopsided.training.prior import carried_prior
 from tiny import write_photos
 from training.conftest import stripes, tiny
 

@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 
 from lopsided.data.samplers import BatchSampler
 from lopsided.errors import InputError
+from lopsided.evaluation.prior import carried_prior
 from lopsided.facts.log import LOG_NAME, Reporter
 from lopsided.losses import catalogue
 from lopsided.losses.deferred import ReweightedObjective
@@ -28,7 +29,6 @@ from lopsided.training import checkpoint
 from lopsided.training.checkpoint import Checkpoint
 from lopsided.training.fit import fit
 from lopsided.training.loop import Loop, Stage, first_kept
-from lopsided.training.prior import carried_prior
 from reporters import Ending
 from training.conftest import stripes, tiny
 from training.ranks import in_threads

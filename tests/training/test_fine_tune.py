@@ -16,6 +16,7 @@ from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import MemoryInputs
 from lopsided.data.sources import open_source
 from lopsided.errors import InputError, RunError
+from lopsided.evaluation.prior import carried_prior
 from lopsided.facts import cautions, notes
 from lopsided.inference.scorer import Scorer
 from lopsided.models.cut import cut_encoder
@@ -29,7 +30,6 @@ from lopsided.training.fit import fit, load_model
 from lopsided.training.loop import Average
 from lopsided.training.methods import fine_tune
 from lopsided.training.methods.fine_tune import Activations, fine_tune_sampler, parameter_groups, seeded_views, to_bytes
-from lopsided.training.prior import carried_prior
 from lopsided.training.regression import Regression, fit_regression
 from reporters import Ending, Listening
 from training.ranks import together

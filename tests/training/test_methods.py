@@ -12,6 +12,7 @@ from scipy.optimize import minimize
 
 from lopsided.data.sources import Source
 from lopsided.errors import InputError
+from lopsided.evaluation.prior import carried_prior
 from lopsided.inference.scorer import Scorer
 from lopsided.losses import Samples, catalogue
 from lopsided.metrics import balanced_accuracy
@@ -19,7 +20,6 @@ from lopsided.models.heads import CosineHead
 from lopsided.models.model import load_model
 from lopsided.recipe import Recipe
 from lopsided.training.fit import fit
-from lopsided.training.prior import carried_prior
 from training.conftest import stripes, tiny
 
 NEW = ["logit-adjusted", "class-balanced", "label-aware-smoothing", "ldam", "bcl", "supmin", "supproto"]

@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 from lopsided.data.augment import to_float
 from lopsided.data.sources import Source
 from lopsided.errors import InputError
+from lopsided.evaluation.prior import carried_prior
 from lopsided.facts import notes
 from lopsided.models.encoders import build_encoder, seeded_init
 from lopsided.models.heads import ClassifierHead
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.training.finishers import TAUS, tau_normalised
 from lopsided.training.fit import Fitted, fit, load_model
-from lopsided.training.prior import carried_prior
 from reporters import Ending, Listening
 from training.conftest import stripes, tiny
 

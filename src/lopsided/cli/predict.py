@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from lopsided.errors import InputError
 
 if TYPE_CHECKING:
     from lopsided.data.sources.listing import Listing
+    from lopsided.data.stored import ImagePath
     from lopsided.evaluation.decision import Decision
     from lopsided.inference.predict import Answer, Familiarity, Stream, Summary, Use
     from lopsided.models.model import Model, ModelCard
@@ -101,13 +102,7 @@ def predict(
       lopsided predict run inbox | sort -t, -k3 -g
       lopsided predict inbox --url http://127.0.0.1:8765 --out answers.csv
     """
-    from lopsided.data.sources.names import Twins
-    from lopsided.data.stored import ImagePath, is_address
-    from lopsided.inference.pool import find_images
-    from lopsided.inference.predict import grouping
-    from lopsided.recipe.views import parse_tta
     from lopsided.runs.folder import run_and_words
-    from lopsided.runs.reopen import columns_of, open_familiarity, open_model, open_use, use_views
 
     output = _Output(out, as_json=as_json, quiet=quiet)
     if url is not None:
@@ -118,41 +113,39 @@ def predict(
     if not images:
         raise InputError(f"Images are missing. Write lopsided predict {shlex.quote(str(run))} IMAGES.")
     output.check(images)
+    _predict_here(run, images, listed, applied, output, unfamiliar=unfamiliar, maps=maps, engine=engine)
+
+
+def _predict_here(
+    run: Path,
+    images: Sequence[str],
+    listed: Related,
+    applied: Applied,
+    output: _Output,
+    *,
+    unfamiliar: str | None,
+    maps: Path | None,
+    engine: str | None,
+) -> None:
+    """Predict images or tables of vectors with the model of a run, on this machine or on a cluster."""
+    from lopsided.inference.predict import grouping
+    from lopsided.recipe.views import parse_tta
+    from lopsided.runs.find import answering
+    from lopsided.runs.reopen import open_familiarity, open_model, open_use, use_views
+
     wanted = parse_tta(applied.tta)
-    if wanted is not None and engine == "ray":
-        raise InputError(
-            "--tta cannot be used with --engine ray, whose machines use the views of the model. Remove one."
-        )
-    if engine is not None and any(map(is_address, images)):
-        raise InputError(
-            "--engine shares files of this machine, not an address. Leave it out, or copy the images here."
-        )
+    _check_cluster(engine, images, wanted)
     elsewhere = cluster_mapper(engine, run)
-    pairs = Twins()
     tables = _list_vectors(images, listed, elsewhere)
     group_of = grouping(images, tables, listed.group, listed.group_from, listed.path_column)
-    total, paths = (
-        (sum(len(table.names) for table in tables), iter(list[ImagePath]()))
-        if tables
-        else find_images(
-            images,
-            listed.patterns,
-            pairs,
-            allow_outside=listed.allow_outside,
-            columns=columns_of(run),
-            path_column=listed.path_column,
-        )
-    )
-    warn_of_twins(pairs)
+    total, paths = (sum(len(table.names) for table in tables), ()) if tables else _list_images(run, images, listed)
     model, card = open_model(run, applied.device, kinds=("vector" if tables else "image",))
-    card = use_views(model, card, wanted, quiet=quiet)
+    card = use_views(model, card, wanted, quiet=output.quiet)
     use = open_use(run, card, applied.decide, applied.prevalence)
     familiarity = open_familiarity(run, card, unfamiliar, applied.level, group_of=group_of)
     _warn_of_formulas(card.classes)
-    if not quiet and (applied.decide is not None or applied.prevalence is not None):
+    if not output.quiet and (applied.decide is not None or applied.prevalence is not None):
         say(rule_words(use.decision, card.classes, stated=use.shares is not None))
-    from lopsided.runs.find import answering
-
     target = Terminal() if sys.stdout.isatty() else sys.stdout  # Before a cluster redirects the output of Ray.
     with answering(
         model,
@@ -167,6 +160,39 @@ def predict(
     ) as given:
         answers = _mapped(given, model, card, use, maps)
         output.write(answers, card.classes, use.decision, familiarity, total, target)
+
+
+def _check_cluster(engine: str | None, images: Sequence[str], views: tuple[str, ...] | None) -> None:
+    """Raise for what a cluster cannot do."""
+    from lopsided.data.stored import is_address
+
+    if views is not None and engine == "ray":
+        raise InputError(
+            "--tta cannot be used with --engine ray, whose machines use the views of the model. Remove one."
+        )
+    if engine is not None and any(map(is_address, images)):
+        raise InputError(
+            "--engine shares files of this machine, not an address. Leave it out, or copy the images here."
+        )
+
+
+def _list_images(run: Path, images: Sequence[str], listed: Related) -> tuple[int, Iterable[ImagePath]]:
+    """Return the number of images and their paths. Warn about pairs that differ only in the suffix."""
+    from lopsided.data.sources.names import Twins
+    from lopsided.inference.pool import find_images
+    from lopsided.runs.reopen import columns_of
+
+    pairs = Twins()
+    found = find_images(
+        images,
+        listed.patterns,
+        pairs,
+        allow_outside=listed.allow_outside,
+        columns=columns_of(run),
+        path_column=listed.path_column,
+    )
+    warn_of_twins(pairs)
+    return found
 
 
 def _predict_there(

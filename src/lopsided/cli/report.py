@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lopsided.cli.options import AllowOutside, Focus, Json, Quiet, words
 from lopsided.cli.output import check_out, say, show, show_json
+
+if TYPE_CHECKING:
+    from lopsided.reports.report import Report, RunReports
 
 
 def report(
@@ -106,6 +109,20 @@ def report(
             sweep_page=page,
             progress=progress,
         )
+    _tell(written, pages, runs=runs, as_json=as_json)
+    if open_it:
+        import webbrowser
+
+        webbrowser.open(written.path.resolve().as_uri())
+    if pages.failed:
+        for run, error in pages.failed:
+            say(f"No page of {run}: {error}")
+        say(f"{len(pages.failed):,} of {pages.written + len(pages.failed):,} runs have no page.")
+        raise typer.Exit(1)
+
+
+def _tell(written: Report, pages: RunReports, *, runs: bool, as_json: bool) -> None:
+    """Say what was written."""
     if as_json:
         result = {"file": str(written.path), "about": written.about, "bytes": written.num_bytes, "runs": pages.written}
         if runs:
@@ -116,15 +133,6 @@ def report(
         show(f"Written to {written.path} ({written.num_bytes / 1e6:.1f} MB){more}.")
     for note in written.notes:
         say(note)
-    if open_it:
-        import webbrowser
-
-        webbrowser.open(written.path.resolve().as_uri())
-    if pages.failed:
-        for run, error in pages.failed:
-            say(f"No page of {run}: {error}")
-        say(f"{len(pages.failed):,} of {pages.written + len(pages.failed):,} runs have no page.")
-        raise typer.Exit(1)
 
 
 def _make_maps(folder: Path, *, allow_outside: bool, asked: bool, quiet: bool) -> None:

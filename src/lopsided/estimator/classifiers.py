@@ -34,6 +34,7 @@ from lopsided.estimator.fitting import (
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import settle_crossed, settle_scores
 from lopsided.evaluation.metrics import balanced_accuracy, confusion_figures, evaluate
+from lopsided.evaluation.prior import settled_prior
 from lopsided.files import atomic_write, make_folder
 from lopsided.inference.engine import Engine
 from lopsided.inference.familiar import load_bank, save_bank
@@ -45,7 +46,6 @@ from lopsided.recipe import Recipe
 from lopsided.runs.folds import whole_recipe
 from lopsided.training.decide import familiar_images, recalibrate
 from lopsided.training.methods import Trainer
-from lopsided.training.prior import settled_prior
 
 Kind: TypeAlias = Literal["image", "vector"]
 _FEW = 16

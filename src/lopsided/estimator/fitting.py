@@ -19,6 +19,7 @@ from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import fold_numbers, split
 from lopsided.errors import InputError, sentence
 from lopsided.evaluation.calibration import at_prevalence
+from lopsided.evaluation.prior import settled_prior
 from lopsided.facts.log import Log, Reporter
 from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
@@ -32,7 +33,6 @@ from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.decide import check_rule, settle
 from lopsided.training.fit import pixels_of
 from lopsided.training.methods import Trainer, make_trainer
-from lopsided.training.prior import settled_prior
 
 PREDICT_BATCH = 256
 

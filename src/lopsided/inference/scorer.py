@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import groupby, islice
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,15 @@ from lopsided.evaluation.decision import PLAIN, Decision
 from lopsided.evaluation.typicality import Bank
 from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import Features, Shelf, cache_root
-from lopsided.inference.neighbours import Known
 from lopsided.inference.pool import Pack, Scores, joined
 from lopsided.models.blocks.columns import encode
 from lopsided.models.encoders import weights_hash
 from lopsided.models.model import Model, ModelCard, look
 from lopsided.ranks import ALONE, Ranks
 from lopsided.recipe.blocks import FINAL, Cells
+
+if TYPE_CHECKING:
+    from lopsided.inference.neighbours import Known
 
 Floats = npt.NDArray[np.float64]
 _Number = TypeVar("_Number", np.float32, np.float64)

@@ -80,15 +80,7 @@ def find_in_pool(
     model's rule, or the rarest one.
     """
     question = Question(0, by, top, diverse)  # Checks the options before the pool is listed.
-    if like and by == "probability":
-        raise InputError("--like names known images, which --by probability does not use. Add --by neighbours or both.")
-    if any(map(is_address, (*pool, *like))):
-        do = "Copy them here, or write the probabilities with `lopsided predict RUN ADDRESS`."
-        raise InputError(f"find shows the images, so they must be files of this machine. {do}")
-    vectors = next(filter(is_vectors, pool), None)
-    if vectors is not None:
-        do = "Write the probabilities of its rows with `lopsided predict RUN TABLE` and sort them."
-        raise InputError(f"find looks through images, but {vectors} holds vectors, which nobody can look at. {do}")
+    _check_asked(pool, by, like, unfamiliar)
     twins = Twins()
     columns = columns_of(run)
     listing = partial(
@@ -103,8 +95,6 @@ def find_in_pool(
     model, card = open_model(run, device)
     label = choose_class(card, label or named_focus(run))
     use = open_use(run, card, None, prevalence)
-    if unfamiliar == "first":
-        raise InputError("find lists the most likely images first. Use --unfamiliar mark or drop.")
     usual = "mark" if card.scores_distance else "drop"  # What is unlike the training images may be what is wanted.
     familiarity = open_familiarity(run, card, unfamiliar, level, usual=usual)
     with counting("reading the images of the run") as count:
@@ -119,43 +109,51 @@ def find_in_pool(
     scorer.known = known
     if not is_cached(total, len(card.views), card.features):
         scorer.shelves = []
-    key = hashlib.sha256(
-        f"{card.sha256} {card.familiar} {label} {'' if known is None else known.key}".encode(errors="surrogateescape")
-    )
+    asked = f"{card.sha256} {card.familiar} {label} {'' if known is None else known.key}"
     search = Search(
         Question(card.classes.index(label), by, top, diverse),
         named.union(labelled.digests),
         use if prevalence else None,
-        key.hexdigest(),
+        hashlib.sha256(asked.encode(errors="surrogateescape")).hexdigest(),
         familiarity,
     )
 
     def paths_of_pool() -> Iterator[Path]:
         return (path for path in listing()[1] if isinstance(path, Path))  # There are no others, see above.
 
-    def features(paths: Sequence[Path]) -> Features:
-        scorer.keep = True
-        blank = [""] * len(columns)  # Only the features of images are compared.
-        kept = [
-            each.features
-            for each in scorer.stream(described(path, blank) for path in paths)
-            if each.features is not None
-        ]
-        means = [scorer.engine.average(scorer.split_views(each)) for each in kept]
-        return scorer.engine.compared(np.concatenate(means))
-
-    def here(count: Progress | None) -> Mapper:
-        return partial(scorer.map, count=_within(count, total))
-
-    with (
-        counting("finding") as count,
-        nullcontext(here(count)) if elsewhere is None else elsewhere(known) as mapper,
-    ):
-        result = search.run(paths_of_pool, total, out, mapper, features=features, progress=count)
+    with counting("finding") as count:
+        here = nullcontext(partial(scorer.map, count=_within(count, total)))
+        with here if elsewhere is None else elsewhere(known) as mapper:
+            compared = partial(_compared_features, scorer, columns)
+            result = search.run(paths_of_pool, total, out, mapper, features=compared, progress=count)
     facts = list(_facts(question, labelled, known, result, twins, like))
     if familiarity is None:
         facts.append(notes.no_bank())
     return Found(result, card, label, known, tuple(facts))
+
+
+def _check_asked(pool: Sequence[str | os.PathLike[str]], by: By, like: Sequence[str], unfamiliar: str | None) -> None:
+    """Raise for what a search cannot do, before the pool is listed."""
+    if like and by == "probability":
+        raise InputError("--like names known images, which --by probability does not use. Add --by neighbours or both.")
+    if any(map(is_address, (*pool, *like))):
+        do = "Copy them here, or write the probabilities with `lopsided predict RUN ADDRESS`."
+        raise InputError(f"find shows the images, so they must be files of this machine. {do}")
+    vectors = next(filter(is_vectors, pool), None)
+    if vectors is not None:
+        do = "Write the probabilities of its rows with `lopsided predict RUN TABLE` and sort them."
+        raise InputError(f"find looks through images, but {vectors} holds vectors, which nobody can look at. {do}")
+    if unfamiliar == "first":
+        raise InputError("find lists the most likely images first. Use --unfamiliar mark or drop.")
+
+
+def _compared_features(scorer: Scorer, columns: Sequence[str], paths: Sequence[Path]) -> Features:
+    """Return the features by which images are compared, without the cells beside them."""
+    scorer.keep = True
+    blank = [""] * len(columns)
+    scored = scorer.stream(described(path, blank) for path in paths)
+    kept = [scorer.split_views(each.features) for each in scored if each.features is not None]
+    return scorer.engine.compared(np.concatenate([scorer.engine.average(views) for views in kept]))
 
 
 def _within(count: Progress | None, total: int) -> Progress | None:

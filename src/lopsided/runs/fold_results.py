@@ -26,6 +26,7 @@ from lopsided.evaluation.decision import PROBABILITY, Decision, resolve
 from lopsided.evaluation.doubt import measured_words
 from lopsided.evaluation.folds import figures_by_rule, mean_evaluation, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import evaluate
+from lopsided.evaluation.prior import bias_between
 from lopsided.evaluation.typicality import Bank
 from lopsided.facts import Fact, cautions, merge_folds, notes
 from lopsided.facts.log import Log
@@ -236,7 +237,6 @@ class FoldResults:
         from lopsided.models.machine import pick_device
         from lopsided.models.model import average, average_classifiers, load_model
         from lopsided.training.decide import recalibrate
-        from lopsided.training.prior import bias_between
 
         device, fast = pick_device(self.recipe.device), self.recipe.fast
         if self.plan.whole is None:

@@ -21,6 +21,7 @@ from lopsided.data.sources import Source
 from lopsided.data.splits import fold_numbers, most_folds
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import settle_scores
+from lopsided.evaluation.prior import settled_prior
 from lopsided.facts import Fact, notes
 from lopsided.facts.log import Log, Passing, Reporter
 from lopsided.inference.feature_cache import cache_root
@@ -38,7 +39,6 @@ from lopsided.runs.plan import CELLS, Cell, Plan, drop_model
 from lopsided.runs.run import begun, run_recipe, settle
 from lopsided.runs.tracking import tracked
 from lopsided.runs.view import View
-from lopsided.training.prior import settled_prior
 
 USUAL_FOLDS, RARE, CHEAP_SECONDS = 5, 200, 600.0
 """Folds are the default with fewer than ``RARE`` images of a class, if they take at most ``CHEAP_SECONDS`` longer."""

@@ -13,6 +13,7 @@ import torch
 from lopsided.data.inputs import Prepared
 from lopsided.evaluation.calibration import Calibration, HeldBack, fit_calibration, prior_of
 from lopsided.evaluation.decision import Decision, explain, resolve, through
+from lopsided.evaluation.prior import bias_between, carried_prior
 from lopsided.evaluation.typicality import Bank
 from lopsided.facts import Fact, notes
 from lopsided.inference.engine import Engine
@@ -22,7 +23,6 @@ from lopsided.models.model import Model, ModelCard
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule
 from lopsided.training.methods import Trainer
-from lopsided.training.prior import bias_between, carried_prior
 
 Floats = npt.NDArray[np.float64]
 

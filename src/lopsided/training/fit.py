@@ -97,6 +97,19 @@ class Fitted:
     """The figures of the recipe ``quick`` on the same split, as in ``metrics.json``."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Images:
+    """The images of a training, split and prepared, and what there is to say about them."""
+
+    source: Source
+    splits: Splits
+    digests: list[str]
+    prepared: Prepared
+    leaks: Leaks
+    notes: list[Fact]
+    cautions: list[Fact]
+
+
 def fit(
     recipe: Recipe,
     source: Source,
@@ -130,21 +143,13 @@ def fit(
     if recipe.fast:
         keep_freed_memory()
     with threads(recipe.threads) as num_threads, flushed_denormals(recipe.fast):
-        own = split_source(recipe, source)
-        source, splits = training_source(source, own)
-        digests = source.images.digest(np.arange(len(source)))
-        prepared, facts = prepare(
-            recipe, source, splits, ranks, pixels=pixels_of(recipe), digests=digests, own=len(own.train)
-        )
-        check_trainable(prepared, 2 if recipe.spec.needs_rare else 1)
-        check_classes(recipe, len(prepared.classes))
-        check_rule(recipe, prepared)
-        left_out = [notes.left_out(source.left_out)] if source.left_out else []
-        facts = [split_note(recipe, source), *left_out, *source.facts, *facts, *_unused(source, splits)]
-        state = _new_state(recipe, fingerprint(source, splits, digests), num_threads, ranks)
+        images = _open(recipe, source, ranks)
+        source, splits, prepared = images.source, images.splits, images.prepared
+        state = _new_state(recipe, fingerprint(source, splits, images.digests), num_threads, ranks)
         trainer = make_trainer(recipe, prepared, device, log, checkpoint, ranks)
+        changed: list[Fact] = []
         if saved is not None:
-            facts += _check_resumable(state, saved[0])
+            changed = _check_resumable(state, saved[0])
             check_course(*saved, trainer.epochs(saved[0]))
             # The next resume must compare with the values of this one.
             now = {name: getattr(state, name) for name in _MAY_DIFFER}
@@ -152,14 +157,11 @@ def fit(
         if ranks.size == 1 and recipe.compare_quick and is_quick(recipe) and prepared.kind == "image":
             trainer.small = SmallImages(prepared.shape, prepared.image_size)
         trainer.build(fresh=saved is None)
-        leaks = find_leaks(source, splits, digests)
         if folder is not None and ranks.first:
             remove_leftovers(make_folder(folder))
         _announce(log, recipe, source, splits, device, num_threads, ranks.size, resumed=saved is not None)
         log.begin(source.classes, state.history)
-        facts += [*trainer.notes(), *run_cautions(recipe, prepared, leaks)]
-        own_cautions = [*source_cautions(source, recipe, prepared.shape), *cue_cautions(source, splits.train, recipe)]
-        for fact in [*why, *facts, *own_cautions]:
+        for fact in [*why, *images.notes, *changed, *trainer.notes(), *images.cautions]:
             log.fact(fact)
         log.keep(state.cautions)
         _complete(trainer, state, saved[1] if saved is not None else {}, folder)
@@ -167,7 +169,7 @@ def fit(
             model=trainer.model,
             card=trainer.card,
             splits=splits,
-            leaks=leaks,
+            leaks=images.leaks,
             history=state.history,
             val=_predictions(trainer, source, splits.val, prepared.val),
             test=_predictions(trainer, source, splits.test, prepared.test),
@@ -176,12 +178,34 @@ def fit(
             fingerprint=state.data,
         )
         if ranks.first:
-            fitted.baseline, below = _baseline(recipe, source, prepared, fitted, digests, trainer, log)
+            fitted.baseline, below = _baseline(recipe, images, fitted, trainer, log)
             for fact in [*falling_cautions(recipe, state.history), *below]:
                 log.fact(fact)
         fitted.cautions = log.cautions
     log.event("end", seconds=fitted.seconds)
     return fitted
+
+
+def _open(recipe: Recipe, source: Source, ranks: Ranks) -> _Images:
+    """Split and prepare the images, and raise if the recipe cannot be trained on them."""
+    own = split_source(recipe, source)
+    source, splits = training_source(source, own)
+    digests = source.images.digest(np.arange(len(source)))
+    prepared, facts = prepare(
+        recipe, source, splits, ranks, pixels=pixels_of(recipe), digests=digests, own=len(own.train)
+    )
+    check_trainable(prepared, 2 if recipe.spec.needs_rare else 1)
+    check_classes(recipe, len(prepared.classes))
+    check_rule(recipe, prepared)
+    left_out = [notes.left_out(source.left_out)] if source.left_out else []
+    leaks = find_leaks(source, splits, digests)
+    cautions = [
+        *run_cautions(recipe, prepared, leaks),
+        *source_cautions(source, recipe, prepared.shape),
+        *cue_cautions(source, splits.train, recipe),
+    ]
+    said = [split_note(recipe, source), *left_out, *source.facts, *facts, *_unused(source, splits)]
+    return _Images(source, splits, digests, prepared, leaks, said, cautions)
 
 
 def _new_state(recipe: Recipe, data: str, num_threads: int, ranks: Ranks) -> State:
@@ -262,24 +286,19 @@ def _unused(source: Source, splits: Splits) -> list[Fact]:
 
 
 def _baseline(
-    recipe: Recipe,
-    source: Source,
-    prepared: Prepared,
-    fitted: Fitted,
-    digests: list[str],
-    trainer: Trainer,
-    log: Log,
+    recipe: Recipe, images: _Images, fitted: Fitted, trainer: Trainer, log: Log
 ) -> tuple[dict[str, Any] | None, list[Fact]]:
     """Compare the model with the recipe ``quick``. Return its figures, and a caution if the model is worse.
 
     The caution is about validation images, or about test images if there are too few validation images. The recipe
     ``quick`` itself has a baseline of small images, without figures.
     """
+    source, prepared = images.source, images.prepared
     if not recipe.compare_quick or prepared.kind == "vector" or (prepared.counts() == 0).any():  # Nothing to compare.
         return None, []
     if is_quick(recipe):
         return None, _below_pixels(recipe, prepared, fitted, trainer.small)
-    answers = classify_by_quick(recipe, source, fitted.splits, digests, trainer.device, log)
+    answers = classify_by_quick(recipe, source, images.splits, images.digests, trainer.device, log)
     splits: dict[str, Any] = {}
     cautions: list[Fact] | None = None
     for split, found in answers.items():

@@ -20,6 +20,7 @@ from lopsided.errors import InputError, sentence
 from lopsided.evaluation.calibration import TINY, HeldBack, fit_calibration
 from lopsided.evaluation.decision import resolve
 from lopsided.evaluation.metric_table import figure_of
+from lopsided.evaluation.prior import carried_prior
 from lopsided.facts import Fact, notes
 from lopsided.inference.scorer import share_rows
 from lopsided.losses.deferred import ReweightedObjective
@@ -35,7 +36,6 @@ from lopsided.training.checkpoint import Checkpoint, State, load_strictly, resto
 from lopsided.training.finishers import FINISHERS, Finisher, SecondStage
 from lopsided.training.loop import Loop, Stage, deferred_epoch, first_kept
 from lopsided.training.methods.trainer import Trainer
-from lopsided.training.prior import carried_prior
 from lopsided.training.selection import Judged, Selection, centroid_logits, figures, probe_rows, tempered_log_loss
 from lopsided.training.step import make_objective
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lopsided.data.inputs import Part, Prepared
 from lopsided.errors import InputError, RunError
+from lopsided.evaluation.prior import carried_prior
 from lopsided.facts import Fact, cautions, notes
 from lopsided.facts.log import Log
 from lopsided.inference.engine import Engine
@@ -40,7 +41,6 @@ from lopsided.recipe.encoder_spec import EncoderSpec
 from lopsided.recipe.entries import load
 from lopsided.recipe.views import AUTO, PLAIN, check_views, computed_views
 from lopsided.training.checkpoint import Checkpoint, State, load_strictly
-from lopsided.training.prior import carried_prior
 
 Floats = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
