@@ -23,7 +23,6 @@ from lopsided.runs.folder import METRICS, RECIPE, Run, check_outside
 from lopsided.runs.folds import default_folds
 from lopsided.runs.progress import reporter
 from lopsided.runs.run import run_recipe
-from lopsided.runs.tracking import say_trackers
 from lopsided.runs.view import FoldLines, View
 
 if TYPE_CHECKING:
@@ -228,6 +227,8 @@ def _choose(
     if recipe is not None or continues:
         loaded = find_recipe(recipe) if recipe is not None else Run.open(out).recipe
         if not quiet:
+            from lopsided.runs.tracking import say_trackers
+
             say_trackers(loaded, changes.get("track", ()))
         return loaded.to_toml(), []
     chosen = ((methods.find(name), path) for path in changes for name in methods.names())

@@ -31,6 +31,7 @@ FORMAT = 1
 """The format version of a run folder. It increases when an older version could misread a newer folder."""
 RECIPE, METRICS, PREDICTIONS, LOG, CARD = "recipe.toml", "metrics.json", "predictions.csv", "log.jsonl", "model.json"
 FEATURES, BANK, CHECKPOINT = "features.safetensors", "familiar.safetensors", "checkpoint"
+TRACKERS = "trackers.json"
 FOLDS, WHOLE = "folds", "all"
 """The folder of the folds of a run, and in it the folder of the model of all images."""
 COMPARISON = "comparison"

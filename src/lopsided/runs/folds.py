@@ -34,10 +34,8 @@ from lopsided.runs.engines import Engine, Here
 from lopsided.runs.fold_results import Codes, FoldResults
 from lopsided.runs.folder import COMPARISON, FEATURES, FOLDS, METRICS, WHOLE, place
 from lopsided.runs.keys import cell_key
-from lopsided.runs.origins import read_origins
 from lopsided.runs.plan import CELLS, Cell, Plan, drop_model
 from lopsided.runs.run import begun, run_recipe, settle
-from lopsided.runs.tracking import tracked
 from lopsided.runs.view import View
 
 USUAL_FOLDS, RARE, CHEAP_SECONDS = 5, 200, 600.0
@@ -161,6 +159,8 @@ def train_folds(
     prior = _prior(recipe, source)
     check_rule(recipe, source)
     if recipe.data.origin is not None:
+        from lopsided.runs.origins import read_origins
+
         read_origins(recipe, source)
     log = Log(folder if ranks.first else None, reporter if ranks.first else None)
     plan = FoldPlan(folder, recipe)
@@ -174,19 +174,19 @@ def train_folds(
         if expected is not None and is_new and done == 2 < len(plan.cells):  # The first one computes the features.
             log.fact(notes.time_left(round(expected.left(done, perf_counter() - begin), 1)))
 
-    with begun(folder, recipe, ranks, resume=resume, is_kept=(folder / FOLDS).exists):
+    is_kept = (folder / FOLDS).exists
+    with begun(folder, recipe, reporter, ranks, resume=resume, is_kept=is_kept) as watcher:
         for fact in [*why, *_fold_notes(recipe, source)] if ranks.first else ():
             log.fact(fact)
-        with tracked(folder, recipe, reporter, first=ranks.first) as watcher:  # The folds have trackers of their own.
-            if watcher is not None and ranks.first:
-                watcher.begin(source.classes, [])
-            if engine is not None and ranks.first:
-                drive(plan.unfinished(), engine, view)
-            drive(plan, Here(train))
-            if ranks.first:
-                FoldResults(plan, source, held_out, numbers, prior, log, ranks.size).write()
+        if watcher is not None and ranks.first:
+            watcher.begin(source.classes, [])  # The folds have trackers of their own.
+        if engine is not None and ranks.first:
+            drive(plan.unfinished(), engine, view)
+        drive(plan, Here(train))
         if ranks.first:
-            tidy(folder)
+            FoldResults(plan, source, held_out, numbers, prior, log, ranks.size).write()
+    if ranks.first:
+        tidy(folder)
 
 
 def judged_accuracy(folder: Path, recipe: Recipe, source: Source) -> float:

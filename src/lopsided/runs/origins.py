@@ -26,9 +26,7 @@ lower too, the model depends on the source."""
 
 
 def check_origin(recipe: Recipe) -> None:
-    """Raise if a recipe names a column of sources and cannot use it."""
-    if recipe.data.origin is None:
-        return
+    """Raise if a recipe cannot use the column of sources that it names."""
     if not recipe.spec.shares_features or recipe.data.folds is None:
         must = "--source compares models that were trained without a source"
         raise InputError(f"{must}, which needs a frozen encoder and folds. Use --recipe quick --folds 5.")

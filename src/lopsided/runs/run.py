@@ -22,11 +22,9 @@ from lopsided.models.pretrained import check_encoder
 from lopsided.ranks import ALONE, Ranks
 from lopsided.recipe import RUNTIME_FIELDS, Recipe, words
 from lopsided.runs.duration import Expected, expect
-from lopsided.runs.folder import CHECKPOINT, LOG, METRICS, RECIPE, Run, read_metrics
+from lopsided.runs.folder import CHECKPOINT, LOG, METRICS, RECIPE, TRACKERS, Run, read_metrics
 from lopsided.runs.metrics import check_metrics
-from lopsided.runs.origins import check_origin
 from lopsided.runs.results import write_results
-from lopsided.trackers import tracker as trackers
 
 if TYPE_CHECKING:
     from lopsided.data.images import Progress
@@ -63,7 +61,6 @@ def run_recipe(
     same result.
     """
     from lopsided.runs import folds
-    from lopsided.runs.tracking import finish_left
 
     if opened is None:
         recipe = settle(recipe, data)
@@ -82,7 +79,10 @@ def run_recipe(
         """Raise for what is wrong before images are read and torch is imported, which takes long."""
         files.check_no_links(folder)
         files.check_free(folder)
-        trackers.check(recipe.track)
+        if recipe.track:
+            from lopsided.trackers import tracker
+
+            tracker.check(recipe.track)
         found = state()
         if found != "finished":
             _check_early(recipe, folder)
@@ -103,6 +103,8 @@ def run_recipe(
                 else:
                     _train(folder, recipe, *opened, resume=resumes, **watched)
     elif ranks.first:
+        from lopsided.runs.tracking import finish_left
+
         files.remove_left_lock(folder)  # A process may have been killed after it wrote the last file.
         finish_left(folder, recipe, reporter)
         if folds.has_folds(recipe):
@@ -122,7 +124,10 @@ def _tell_time(recipe: Recipe, opened: tuple[Source, Source | None], reporter: R
 def _check_early(recipe: Recipe, folder: Path) -> None:
     """Raise for simple mistakes in a recipe, and if nothing can be written to the folder."""
     check_encoder(recipe.encoder.spec)
-    check_origin(recipe)
+    if recipe.data.origin is not None:
+        from lopsided.runs.origins import check_origin
+
+        check_origin(recipe)
     if recipe.device not in ("auto", "cpu"):
         from lopsided.models.machine import pick_device
 
@@ -161,31 +166,44 @@ def _train(
     ranks: Ranks = ALONE,
     why: Sequence[Fact] = (),
 ) -> None:
-    from lopsided.runs.tracking import tracked
     from lopsided.training.checkpoint import Checkpoint
     from lopsided.training.fit import fit
 
-    with (
-        begun(folder, recipe, ranks, resume=resume, is_kept=lambda: Checkpoint(folder).exists()),
-        tracked(folder, recipe, reporter, first=ranks.first) as watcher,
-    ):
+    with begun(folder, recipe, reporter, ranks, resume=resume, is_kept=Checkpoint(folder).exists) as watcher:
         fitted = fit(recipe, source, folder, held_out=held_out, resume=resume, reporter=watcher, ranks=ranks, why=why)
         if ranks.first:
             write_results(folder, recipe, source, fitted, ranks.size)
 
 
 @contextmanager
-def begun(folder: Path, recipe: Recipe, ranks: Ranks, *, resume: bool, is_kept: Callable[[], bool]) -> Iterator[None]:
-    """Begin a run in its folder, unless it is resumed. An error takes this back if nothing ``is_kept`` to continue."""
-    from lopsided.runs.tracking import TRACKERS
+def begun(
+    folder: Path,
+    recipe: Recipe,
+    reporter: Reporter | None,
+    ranks: Ranks,
+    *,
+    resume: bool,
+    is_kept: Callable[[], bool],
+) -> Iterator[Reporter | None]:
+    """Begin a run in its folder, unless it is resumed, and yield a reporter that also feeds its trackers.
 
+    An error takes the beginning back if nothing ``is_kept`` to continue. Only the first rank writes and tracks.
+    """
     try:
         if not resume and ranks.first:
             files.atomic_write(folder / RECIPE, recipe.to_toml())
-        yield
+        if recipe.track and ranks.first:
+            from lopsided.runs.tracking import tracked
+
+            with tracked(folder, recipe, reporter) as watcher:
+                yield watcher
+        else:
+            yield reporter
     except Exception:
         if not resume and ranks.first and not is_kept():
-            for name in (CHECKPOINT, trackers.TENSORBOARD):
+            from lopsided.trackers.tracker import TENSORBOARD
+
+            for name in (CHECKPOINT, TENSORBOARD):
                 shutil.rmtree(folder / name, ignore_errors=True)
             for name in (RECIPE, LOG, TRACKERS):
                 with suppress(OSError):  # The original error matters, not an error of this cleanup.
@@ -206,7 +224,9 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
     elif weights == "embedded":
         changes["augment.normalisation"] = "weights"
     if recipe.track:
-        changes["track"] = tuple(dict.fromkeys(map(trackers.settle, recipe.track)))
+        from lopsided.trackers import tracker
+
+        changes["track"] = tuple(dict.fromkeys(map(tracker.settle, recipe.track)))
     for field in ("more", "corrections"):
         tables = getattr(recipe.data, field)
         if tables is not None:

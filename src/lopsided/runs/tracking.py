@@ -20,6 +20,7 @@ from lopsided.facts import Fact, cautions, notes
 from lopsided.facts.log import LOG_NAME, Log, Passing, Reporter
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import leaves
+from lopsided.runs.folder import TRACKERS, Run, read_metrics
 from lopsided.runs.keys import coordinates, proportion
 from lopsided.runs.plan import Cell
 from lopsided.runs.progress import Voice
@@ -28,7 +29,6 @@ from lopsided.trackers import Status, TrackedRun, Tracker
 from lopsided.trackers import tracker as trackers
 from lopsided.trackers.tracker import Epoch
 
-TRACKERS = "trackers.json"
 NESTS = ("folds", "cells")
 """Folders whose sub-folders are runs that belong to the folder around them."""
 _NO_FIGURES = frozenset({"stage", "epoch"})
@@ -171,16 +171,11 @@ class Tracking(Passing):
 
 
 @contextmanager
-def tracked(
-    folder: Path, recipe: Recipe, reporter: Reporter | None, *, first: bool = True
-) -> Iterator[Reporter | None]:
+def tracked(folder: Path, recipe: Recipe, reporter: Reporter | None) -> Iterator[Reporter]:
     """Yield a reporter that also feeds the trackers of a recipe, and end them with the block.
 
-    The block must write ``metrics.json``. Only the first rank tracks.
+    The block must write ``metrics.json``.
     """
-    if not recipe.track or not first:
-        yield reporter
-        return
     tracking = Tracking(folder, recipe, reporter)
     try:
         yield tracking
@@ -317,15 +312,11 @@ def _child_name(folder: Path, recipe: Recipe) -> str:
 
 
 def _metrics(folder: Path) -> dict[str, Any]:
-    from lopsided.runs.folder import read_metrics
-
     return read_metrics(folder) or {}
 
 
 def _epochs_of(folder: Path) -> list[dict[str, Any]]:
     """Return the last line of each epoch in the log of a run."""
-    from lopsided.runs.folder import Run
-
     found = {(e.get("stage"), e.get("epoch")): e for e in Run.open(folder).events() if e["event"] == "epoch"}
     return [{name: value for name, value in e.items() if name not in ("event", "time")} for e in found.values()]
 
