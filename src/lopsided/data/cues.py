@@ -93,16 +93,15 @@ class Cues:
 
 def measure_cues(images: Images, rows: Codes) -> Cues:
     """Return the cues of some images by name."""
-    workers = os.cpu_count() or 1
     sizes = np.array([images.size(int(row)) for row in rows], dtype=np.int64)
     files = {"size in pixels": np.array([f"{width} x {height}" for height, width in sizes.tolist()], dtype=np.str_)}
     if isinstance(images, FileImages):
-        glances = list(ordered_map(images.glance, rows.tolist(), workers))
+        glances = list(ordered_map(images.glance, rows.tolist()))
         pixels = np.stack([glance.pixels for glance in glances])
         files["camera or program in the file"] = np.array([glance.maker for glance in glances], dtype=np.str_)
         files["compression"] = np.array([glance.compression for glance in glances], dtype=np.str_)
     else:
-        pixels = images.load(rows, SIDE, 3, workers=workers).numpy()
+        pixels = images.load(rows, SIDE, 3).numpy()
     plain = _plain_cues(pixels.astype(np.float64), sizes.astype(np.float64))
     if isinstance(images, FileImages):
         with suppress(OSError):

@@ -29,14 +29,12 @@ def describe(
     data: str | os.PathLike[str],
     listed: Labelled = _ALL,
     *,
-    workers: int = 0,
     progress: Progress | None = None,
     known: Known | None = None,
 ) -> dict[str, Any]:
     """Describe a source: classes, splits, groups, sizes, byte-identical images and unreadable images."""
     source = open_source(data, min_classes=1, **vars(listed))
-    workers = workers or (os.cpu_count() or 1)
-    broken = source.images.unreadable(workers=workers, progress=progress, known=known)
+    broken = source.images.unreadable(progress=progress, known=known)
     rows = np.setdiff1d(np.arange(len(source)), [index for index, _ in broken])
     duplicates = _duplicates(source, rows)
     return {

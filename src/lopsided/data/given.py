@@ -161,5 +161,5 @@ def _stacked(entries: Sequence[Any]) -> Any:
 def _picture(entry: Any) -> Image.Image:
     """Return one array or tensor as a Pillow image."""
     images = source_from_arrays(entry[None]).images
-    pixels = images.load(np.array([0]), None, images.channels)[0].numpy()
+    pixels = images.load(np.array([0]), None, images.channels, workers=1)[0].numpy()
     return Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))

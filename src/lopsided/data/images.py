@@ -117,7 +117,8 @@ class Images(ABC):
         """Load a batch as a uint8 tensor (b, channels, image_size, image_size).
 
         With ``image_size=None`` images keep their size, (b, channels, h, w), and must all have the same size.
-        ``workers`` threads decode in parallel, as Pillow releases the GIL. The result does not depend on their number.
+        ``workers`` threads decode in parallel, as Pillow releases the GIL; 0: one per core. The result does not depend
+        on their number.
         """
         import torch
 
@@ -237,7 +238,7 @@ class FileImages(Images):
         """Return the SHA-256 of the bytes of each file."""
         paths = [self.paths[i] for i in indices]
         unread = list(dict.fromkeys(path for path in paths if path not in self._facts))
-        self._facts.update(zip(unread, ordered_map(hash_file, unread, os.cpu_count() or 1), strict=True))
+        self._facts.update(zip(unread, ordered_map(hash_file, unread), strict=True))
         lost = next((path for path in paths if not self._facts[path].digest), None)
         if lost is not None:
             raise UnreadableImageError(lost, self._facts[lost].error)
@@ -248,7 +249,7 @@ class FileImages(Images):
         for row in range(0, len(self), _WINDOW):
             paths = self.paths[row : row + _WINDOW]
             unread = [path for path in paths if path not in self._facts]
-            self._facts.update(zip(unread, ordered_map(hash_file, unread, os.cpu_count() or 1), strict=True))
+            self._facts.update(zip(unread, ordered_map(hash_file, unread), strict=True))
             if progress is not None:
                 progress(row + len(paths), len(self))
         return self.beside([path for path in self.paths if self._facts[path].digest])
@@ -340,9 +341,13 @@ class FileImages(Images):
         return decode_image(path, image_size, channels, self._facts.get(path))
 
 
-def ordered_map(function: Callable[..., _T], items: Iterable[object], workers: int) -> Iterator[_T]:
-    """Map with ``workers`` threads and yield the results in order. At most ``_WINDOW`` results are held."""
-    if workers <= 1:
+def ordered_map(function: Callable[..., _T], items: Iterable[object], workers: int = 0) -> Iterator[_T]:
+    """Map with ``workers`` threads, 0 for one per core, and yield the results in order.
+
+    At most ``_WINDOW`` results are held.
+    """
+    workers = workers or os.cpu_count() or 1
+    if workers == 1:
         yield from map(function, items)
         return
     rest = iter(items)

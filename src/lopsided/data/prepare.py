@@ -77,7 +77,7 @@ class Sources:
         given = data.split in ("auto", "given")
         if given:
             check_splits(source, data.source or "")
-        workers = recipe.threads or os.cpu_count() or 1
+        workers = recipe.threads or 0
         glances = cue_rows(source.labels, recipe.seed).tolist() if cues and seeks_cues(recipe) else ()
         if data.skip_unreadable:  # Before the draw, because the scenario must hold for the readable images.
             source = source.verify(

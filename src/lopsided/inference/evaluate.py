@@ -47,9 +47,7 @@ def list_labelled(
     return source.subset(rows)
 
 
-def check_labelled(
-    source: Source, card: ModelCard, listed: Tested, *, workers: int = 0, progress: Progress | None = None
-) -> Source:
+def check_labelled(source: Source, card: ModelCard, listed: Tested, *, progress: Progress | None = None) -> Source:
     """Check that labels are classes of the model and that images are readable. Return the source of the model.
 
     With ``listed.known_classes``, images of other classes are left out instead.
@@ -66,12 +64,9 @@ def check_labelled(
         must = f"the model takes vectors of {card.shape[0]:,} numbers"
         raise DataError(sentence(must, f"images in {source.name}", "Give a Parquet or NPZ table."))
     source = source.relabel(card.classes)
-    workers = workers or (os.cpu_count() or 1)
-    same_size = card.image_size is None
     return source.verify(
         skip_unreadable=listed.skip_unreadable,
-        same_size=same_size,
-        workers=workers,
+        same_size=card.image_size is None,
         progress=progress,
         known=ReadableImages(),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -97,7 +96,7 @@ class Scorer:
         if batch_size < 1:
             raise InputError(sentence("batch_size must be >= 1", batch_size))
         self.small, self.known, self.bank, self.keep, self.batch_size = small, known, bank, keep, batch_size
-        self.workers, self.width = workers or (os.cpu_count() or 1), card.features
+        self.workers, self.width = workers, card.features
         self._model, self._cached = model, cached if card.kind == "image" and cache_root() is not None else "none"
 
     @cached_property

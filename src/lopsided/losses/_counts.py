@@ -35,8 +35,8 @@ def check_range(name: str, value: float, least: float, most: float, *, advice: s
     return float(value)
 
 
-def check_classes(logits: Tensor, classes: int, what: str = "counts") -> None:
+def check_classes(logits: Tensor, classes: int) -> None:
     """Raise if logits (n, K) have another number of classes than the counts."""
     if logits.ndim != 2 or logits.shape[1] != classes:
         got = tuple(logits.shape)
-        raise ValueError(f"logits must have shape (n, {classes}), one column for each of the {what}, got {got}.")
+        raise ValueError(f"logits must have shape (n, {classes}), one column for each of the counts, got {got}.")

@@ -133,14 +133,13 @@ def _summary(found: Found) -> str:
 def _pictures(paths: Sequence[str], progress: Progress | None) -> list[Picture | None]:
     """Return the pictures, as large as fits. The pictures of unreadable images are None."""
     budget = 3 * (LIMIT - 150_000 - _REST * len(paths)) // 4
-    workers = os.cpu_count() or 1
     step = max(1, len(paths) // _SAMPLE)
     for side, quality in _LADDER:
         some = [picture(path, side, quality) for path in paths[::step]]
         if step * sum(len(each.content) for each in some if each is not None) > budget and side > _LADDER[-1][0]:
             continue
         made: list[Picture | None] = []
-        for each in ordered_map(_maker(side, quality), paths, workers):
+        for each in ordered_map(_maker(side, quality), paths):
             made.append(each)
             if progress is not None:
                 progress(len(made), len(paths))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -117,10 +116,9 @@ def make_thumbnails(
         return without(tuple(range(len(names))), _NO_ROOM)
     places = {} if source is None else {name: i for i, name in reversed(list(enumerate(source.names)))}
     side = next((side for most, side in _ENOUGH if len(names) <= most), 48)
-    workers = os.cpu_count() or 1
     pictures: list[Image.Image | None] = []
     for name, picture in zip(
-        names, ordered_map(lambda name: picture_of(source, places.get(name), side), names, workers), strict=True
+        names, ordered_map(lambda name: picture_of(source, places.get(name), side), names), strict=True
     ):
         pictures.append(kept.get(name) if picture is None else picture)
         if progress is not None:
@@ -132,9 +130,9 @@ def make_thumbnails(
     side = max(picture.width for picture in pictures if picture is not None)
     for rung, quality in _ladder(side):
         sample = pictures[::_SAMPLED] if len(pictures) > _SAMPLED * COLUMNS * ROWS else []
-        if _SAMPLED * sum(map(len, _sheets(sample, rung, quality, workers))) > budget:
+        if _SAMPLED * sum(map(len, _sheets(sample, rung, quality))) > budget:
             continue
-        found = made(rung, _sheets(pictures, rung, quality, workers), missing, note)
+        found = made(rung, _sheets(pictures, rung, quality), missing, note)
         if found.num_bytes <= budget:
             return found
     return without(tuple(range(len(names))), _NO_ROOM)
@@ -170,10 +168,10 @@ def _read(source: Source, row: int, side: int) -> Image.Image:
     return images.glance(row).picture if side == SIDE else read_image(images.paths[row], side)
 
 
-def _sheets(pictures: Sequence[Image.Image | None], side: int, quality: int, workers: int) -> tuple[bytes, ...]:
+def _sheets(pictures: Sequence[Image.Image | None], side: int, quality: int) -> tuple[bytes, ...]:
     step = COLUMNS * ROWS
     parts = [pictures[start : start + step] for start in range(0, len(pictures), step)]
-    return tuple(ordered_map(lambda part: _sheet(part, side, quality), parts, workers))
+    return tuple(ordered_map(lambda part: _sheet(part, side, quality), parts))
 
 
 def _sheet(pictures: Sequence[Image.Image | None], side: int, quality: int) -> bytes:

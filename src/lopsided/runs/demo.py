@@ -50,23 +50,18 @@ def run_demo(
     out: str | os.PathLike[str],
     *,
     seed: int = 0,
-    device: str | None = None,
     reporter: Callable[[str], Reporter | None] = lambda loss: None,
 ) -> dict[str, Run]:
     """Train one run per recipe in a sub-folder of ``out``. Finished runs are reused.
 
     ``reporter`` returns the reporter for the run of a recipe. ``summary.json`` is written at the end.
     """
-    recipes = {
-        loss: recipe if device is None else recipe.override(device=device)
-        for loss, recipe in demo_recipes(seed).items()
-    }
     runs = {}
 
     def train(cell: Cell) -> None:
         runs[cell.place] = run_recipe(cell.recipe, Path(out) / cell.place, resume=True, reporter=reporter(cell.place))
 
-    drive(Plan(Path(out), [Cell(loss, recipe, place=loss) for loss, recipe in recipes.items()]), Here(train))
+    drive(Plan(Path(out), [Cell(loss, recipe, place=loss) for loss, recipe in demo_recipes(seed).items()]), Here(train))
     files.atomic_write(Path(out) / SUMMARY, json.dumps(summarise(runs), indent=2, allow_nan=False) + "\n")
     return runs
 

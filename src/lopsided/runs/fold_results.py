@@ -280,7 +280,7 @@ class FoldResults:
             return None
         empty = np.empty(0, dtype=np.int64)
         every, _ = training_source(self.source, Splits(np.arange(len(self.source)), empty, empty))
-        inputs = inputs_of(every.images, card.image_size, card.channels, 0)
+        inputs = inputs_of(every.images, card.image_size, card.channels)
         part = Part(inputs, every.labels, every.groups, tuple(self.trained_digests))
         bank = known_images(Scorer(model, card), part, None, self.recipe.seed)
         if bank is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +120,7 @@ def _features(scorer: Scorer, images: FileImages, progress: Progress | None) -> 
     if len(rows) > MOST:
         rows = np.linspace(0, len(rows) - 1, MOST).round().astype(np.int64)
     images = images.take(rows)
-    broken = {index for index, _ in images.unreadable(workers=os.cpu_count() or 1)}
+    broken = {index for index, _ in images.unreadable()}
     images = images.take(np.array([row for row in range(len(images)) if row not in broken], dtype=np.int64))
-    inputs = StreamedInputs(images, scorer.card.image_size, scorer.card.channels, scorer.workers)
+    inputs = StreamedInputs(images, scorer.card.image_size, scorer.card.channels)
     return scorer.engine.compared(scorer.features(inputs, images.digest(np.arange(len(images))), progress))

@@ -30,7 +30,6 @@ because each rank draws the masks for its own images. Each validation or test im
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -381,7 +380,7 @@ def _judged(trainer: Trainer, source: Source | None) -> Predictions | None:
         return None
     rows, card, trained = np.arange(len(source)), trainer.card, trainer.recipe.spec.trains_encoder
     digests = None if trained else tuple(source.images.digest(rows))
-    inputs = inputs_of(source.images, card.image_size, card.channels, os.cpu_count() or 1)
+    inputs = inputs_of(source.images, card.image_size, card.channels)
     judged = _predictions(trainer, source, rows, Part(inputs, source.labels, source.groups, digests))
     assert judged is not None
     return replace(judged, features=None) if trained else judged
