@@ -30,6 +30,12 @@ class Splits:
     val: Indices
     test: Indices
 
+    @classmethod
+    def of_all(cls, num: int) -> Splits:
+        """Return the splits of images that are all trained on."""
+        none = np.empty(0, dtype=np.int64)
+        return cls(np.arange(num), none, none)
+
     def parts(self) -> tuple[tuple[str, Indices], ...]:
         """Return the splits with their names, in the order train, val, test."""
         return (("train", self.train), ("val", self.val), ("test", self.test))

@@ -105,16 +105,15 @@ def feature_seconds(recipe: Recipe, source: Source) -> float:
 
 def _scorer_of(recipe: Recipe, source: Source) -> Scorer:
     """Return what computes the features of a recipe on a CPU, for images that are all trained on."""
-    empty, rows = np.empty(0, dtype=np.int64), np.arange(len(source))
-    prepared, _ = prepare(recipe, source, Splits(rows, empty, empty), pixels=pixels_of(recipe))
+    prepared, _ = prepare(recipe, source, Splits.of_all(len(source)), pixels=pixels_of(recipe))
     trainer = make_trainer(recipe, prepared, pick_device("cpu"), Log(None, None), Checkpoint(None))
     trainer.build()
     return trainer.scorer
 
 
 def _seconds(scorer: Scorer, images: Images) -> float:
-    """Return the seconds for the features of one image, with decoding."""
-    inputs = StreamedInputs(images, scorer.card.image_size, scorer.card.channels)
+    """Return the seconds for the features of one image, with decoding by one thread."""
+    inputs = StreamedInputs(images, scorer.card.image_size, scorer.card.channels, 1)
     scorer.features(inputs, None)  # Loads the encoder.
     begin = perf_counter()
     scorer.features(inputs, None)

@@ -121,8 +121,7 @@ class FoldResults:
         wrong, checked = write_label_check(self.folder, self.source, mean, repeats[0].features)
         for fact in checked:
             self.log.fact(fact)
-        empty = np.empty(0, dtype=np.int64)
-        joined, splits = training_source(self.source, Splits(np.arange(len(self.source)), empty, empty))
+        joined, splits = training_source(self.source, Splits.of_all(len(self.source)))
         counts, none = self.source.counts(), dict.fromkeys(self.classes, 0)
         results.write_metrics(
             self.folder,
@@ -278,8 +277,7 @@ class FoldResults:
         if self.recipe.spec.trains_encoder:
             self.log.fact(notes.no_typicality("no image is new to all encoders of the ensemble"))
             return None
-        empty = np.empty(0, dtype=np.int64)
-        every, _ = training_source(self.source, Splits(np.arange(len(self.source)), empty, empty))
+        every, _ = training_source(self.source, Splits.of_all(len(self.source)))
         inputs = inputs_of(every.images, card.image_size, card.channels)
         part = Part(inputs, every.labels, every.groups, tuple(self.trained_digests))
         bank = known_images(Scorer(model, card), part, None, self.recipe.seed)

@@ -58,9 +58,8 @@ def trained_digests(folder: Path) -> set[str]:
     try:
         recipe = Run.open(folder).recipe
         source = Sources().drawn(recipe, more=True)
-        every = np.arange(len(source))
         is_split = recipe.data.folds is None or recipe.data.fold is not None
-        splits = split_source(recipe, source) if is_split else Splits(every, every[:0], every[:0])
+        splits = split_source(recipe, source) if is_split else Splits.of_all(len(source))
         joined, splits = training_source(source, splits)
         images = joined.images.take(splits.train)
         images = images.hashed() if isinstance(images, FileImages) else images
@@ -108,8 +107,7 @@ def _source(folder: Path) -> Source:
         raise RunError(f"{folder} holds no {RECIPE}, so the images that it was trained on are not known.")
     recipe = Run.open(folder).recipe
     source = Sources().drawn(recipe, more=True)
-    every = Splits(np.arange(len(source)), *(np.empty(0, dtype=np.int64),) * 2)
-    return training_source(source, every)[0]
+    return training_source(source, Splits.of_all(len(source)))[0]
 
 
 def _features(scorer: Scorer, images: FileImages, progress: Progress | None) -> Features:
