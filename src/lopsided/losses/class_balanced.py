@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lopsided.losses._counts import Counts, check_classes, check_counts, check_range
 from lopsided.losses.classification import (
-    CrossEntropyObjective,
+    LossObjective,
     _check_not_empty,
     _check_reduction,
     _computed,
@@ -86,14 +86,9 @@ class ClassBalancedLoss(nn.Module):
         return f"classes={len(self.weights)}, beta={self.beta:g}, reduction={self.reduction!r}"
 
 
-class ClassBalancedObjective(CrossEntropyObjective):
+class ClassBalancedObjective(LossObjective):
     """The mean of :func:`class_balanced_loss` over the batch."""
 
     def __init__(self, counts: Tensor, width: int, *, beta: float = 0.9999) -> None:
         super().__init__(counts, width)
         self.loss = ClassBalancedLoss(counts, beta, "none")
-
-    def values(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of each sample, (n,)."""
-        values: Tensor = self.loss(logits, y)
-        return values

@@ -370,6 +370,17 @@ class CrossEntropyObjective(Objective):
         return values / len(whole)
 
 
+class LossObjective(CrossEntropyObjective):
+    """The mean over the batch of a ``loss`` that returns the value of each sample."""
+
+    loss: nn.Module
+
+    def values(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of each sample, (n,)."""
+        values: Tensor = self.loss(logits, y)
+        return values
+
+
 class WeightedCrossEntropyObjective(CrossEntropyObjective):
     """Cross-entropy with weight n / (K n_c) for class c, so that all classes have the same total weight in training."""
 

@@ -20,7 +20,7 @@ from lopsided.losses._kernel.checks import (
 )
 from lopsided.losses._kernel.dense import dense_values
 from lopsided.losses._kernel.formulas import parity_eta
-from lopsided.losses.objective import Objective, Samples
+from lopsided.losses.objective import AnchorObjective, Samples
 
 Normalization = Literal["paper", "released"]
 Reduction = Literal["mean", "sum", "none"]
@@ -382,7 +382,7 @@ def _check_options(module: str, options: _Options) -> None:
             raise TypeError(f"{module}() got an unexpected keyword argument {name!r}.{do}")
 
 
-class ContrastiveObjective(Objective):
+class ContrastiveObjective(AnchorObjective):
     """CL, FCL, ACL and AFCL in training: the mean over anchors of :func:`asymmetric_focal_contrastive_loss`."""
 
     def __init__(
@@ -400,13 +400,6 @@ class ContrastiveObjective(Objective):
         self.loss = AsymmetricFocalContrastiveLoss(
             eta, gamma, temperature, eta_unit=eta_unit, normalization=normalization
         )
-
-    def forward(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        """Return the sum, with its graph, and each sample's part of it: the mean over its views."""
-        assert samples.projections is not None
-        total, values = self.loss.total_and_values(samples.projections, samples.y, reference=samples.reference)
-        values, num = values.reshape(len(samples.y), -1), len(samples.whole)
-        return total / (values.shape[1] * num), values.mean(dim=1) / num
 
     def apart(self, samples: Samples) -> Tensor:
         """Return each sample's part of the loss with its graph, which takes a second visit of the blocks."""

@@ -10,7 +10,7 @@ from torch.nn.functional import log_softmax
 
 from lopsided.losses._counts import Counts, check_classes, check_counts, check_range
 from lopsided.losses.classification import (
-    CrossEntropyObjective,
+    LossObjective,
     _check_not_empty,
     _check_reduction,
     _class_target,
@@ -105,14 +105,9 @@ class LabelAwareSmoothingLoss(nn.Module):
         return f"classes={len(self.smoothing)}, {smooth}, reduction={self.reduction!r}"
 
 
-class LabelAwareSmoothingObjective(CrossEntropyObjective):
+class LabelAwareSmoothingObjective(LossObjective):
     """The mean of :func:`label_aware_smoothing_loss` over the batch."""
 
     def __init__(self, counts: Tensor, width: int, *, smooth_head: float = 0.3, smooth_tail: float = 0.0) -> None:
         super().__init__(counts, width)
         self.loss = LabelAwareSmoothingLoss(counts, smooth_head, smooth_tail, "none")
-
-    def values(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of each sample, (n,)."""
-        values: Tensor = self.loss(logits, y)
-        return values

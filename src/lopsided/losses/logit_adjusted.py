@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lopsided.losses._counts import Counts, check_classes, check_counts, check_range
 from lopsided.losses.classification import (
-    CrossEntropyObjective,
+    LossObjective,
     _check_not_empty,
     _check_reduction,
     _computed,
@@ -97,14 +97,9 @@ class BalancedSoftmaxLoss(LogitAdjustedLoss):
         super().__init__(counts, 1.0, reduction)
 
 
-class LogitAdjustedObjective(CrossEntropyObjective):
+class LogitAdjustedObjective(LossObjective):
     """The mean of :func:`logit_adjusted_loss` over the batch."""
 
     def __init__(self, counts: Tensor, width: int, *, tau: float = 1.0) -> None:
         super().__init__(counts, width)
         self.loss = LogitAdjustedLoss(counts, tau, "none")
-
-    def values(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of each sample, (n,)."""
-        values: Tensor = self.loss(logits, y)
-        return values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -58,3 +59,16 @@ class Objective(nn.Module):
             raise TypeError(f"{type(self).__name__} has no graph for each part; define its method apart")
         parts: Tensor = found
         return parts
+
+
+class AnchorObjective(Objective):
+    """The mean over all anchors of a contrastive ``loss``. The part of a sample is the mean over its views."""
+
+    loss: Any
+    """A module with ``total_and_values``: the sum with its graph, and the values of the anchors without one."""
+
+    def forward(self, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Return the sum, with its graph, and each sample's part of it."""
+        total, values = self.loss.total_and_values(samples.projections, samples.y, reference=samples.reference)
+        values, num = values.reshape(len(samples.y), -1), len(samples.whole)
+        return total / (values.shape[1] * num), values.mean(dim=1) / num

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
 from lopsided.losses._kernel.checks import Reference
 from lopsided.losses._views import check_binary_views, split_reference
 from lopsided.losses.contrastive import AsymmetricFocalContrastiveLoss, Reduction, Tile, contrastive_loss
-from lopsided.losses.objective import Objective, Samples
+from lopsided.losses.objective import AnchorObjective
 
 __all__ = ["SupervisedMinorityLoss", "supervised_minority_loss"]
 
@@ -95,7 +93,7 @@ class SupervisedMinorityLoss(nn.Module):
         return f"minority={self.minority}"
 
 
-class SupMinObjective(Objective):
+class SupMinObjective(AnchorObjective):
     """The mean of :func:`supervised_minority_loss` over all anchors. The smaller class is the minority."""
 
     def __init__(self, counts: Tensor, width: int, *, temperature: float = 0.07) -> None:
@@ -103,10 +101,3 @@ class SupMinObjective(Objective):
         if self.num_classes != 2:
             raise ValueError(f"SupMin must have 2 classes, got {self.num_classes}. Use bcl or afcl for more classes.")
         self.loss = SupervisedMinorityLoss(int(counts.argmin()), temperature)
-
-    def forward(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        """Return the sum, with its graph, and each sample's part of it: the mean over its views."""
-        z = cast(Tensor, samples.projections)
-        total, values = self.loss.total_and_values(z, samples.y, reference=samples.reference)
-        num = len(samples.whole)
-        return total / (values.shape[1] * num), values.mean(dim=1) / num

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -12,7 +10,7 @@ from lopsided.losses._counts import check_range
 from lopsided.losses._kernel.checks import Reference, check_number, check_word
 from lopsided.losses._views import check_binary_views, split_reference
 from lopsided.losses.contrastive import AsymmetricFocalContrastiveLoss, Reduction, Tile, _unit, contrastive_loss
-from lopsided.losses.objective import Objective, Samples
+from lopsided.losses.objective import AnchorObjective
 
 __all__ = ["SupervisedPrototypesLoss", "opposite_prototypes", "supervised_prototypes_loss"]
 
@@ -147,7 +145,7 @@ class SupervisedPrototypesLoss(nn.Module):
         return f"width={self.prototypes.shape[1]}, margin={self.margin:g}, temperature={self.temperature:g}"
 
 
-class SupProtoObjective(Objective):
+class SupProtoObjective(AnchorObjective):
     """The mean of :func:`supervised_prototypes_loss` over all anchors, with opposite prototypes."""
 
     def __init__(self, counts: Tensor, width: int, *, margin: float = 1.0, temperature: float = 0.07) -> None:
@@ -155,10 +153,3 @@ class SupProtoObjective(Objective):
         if self.num_classes != 2:
             raise ValueError(f"SupProto must have 2 classes, got {self.num_classes}. Use bcl or afcl for more classes.")
         self.loss = SupervisedPrototypesLoss(width, margin, temperature)
-
-    def forward(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        """Return the sum, with its graph, and each sample's part of it: the mean over its views."""
-        z = cast(Tensor, samples.projections)
-        total, values = self.loss.total_and_values(z, samples.y, reference=samples.reference)
-        num = len(samples.whole)
-        return total / (values.shape[1] * num), values.mean(dim=1) / num
