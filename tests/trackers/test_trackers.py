@@ -14,13 +14,14 @@ import pytest
 from lopsided.errors import InputError, MissingDependencyError, RunError
 from lopsided.facts import Fact, cautions
 from lopsided.facts.log import Reporter
+from lopsided.ranks import Ranks
 from lopsided.recipe import Recipe, entries
 from lopsided.runs import tracking
 from lopsided.runs.engines import Ended
 from lopsided.runs.folder import Run
 from lopsided.runs.plan import Cell, train_cell
 from lopsided.runs.records import Record
-from lopsided.runs.run import run_recipe, settle
+from lopsided.runs.run import begun, run_recipe, settle
 from lopsided.runs.sweep import run_sweep
 from lopsided.trackers import TrackedRun, Tracker, tracker
 from lopsided.trackers.mlflow import MLflow
@@ -465,11 +466,23 @@ def test_class_names_that_mlflow_refuses_get_names_of_their_own(tmp_path: Path) 
     assert found["val_recall/na_ve"] == 0.1
 
 
-def test_only_the_first_rank_tracks(tmp_path: Path) -> None:
-    watcher = Reporter()
-    with tracking.tracked(tmp_path, Recipe().override(track=["tensorboard"]), watcher, first=False) as found:
+def test_only_the_first_rank_writes_and_tracks(tmp_path: Path) -> None:
+    watcher, second = Reporter(), Ranks()
+    second.rank = 1
+    tracked = Recipe().override(track=["tensorboard"])
+    with begun(tmp_path, tracked, watcher, second, resume=False, is_kept=lambda: False) as found:
         assert found is watcher
     assert not list(tmp_path.iterdir())
+    with begun(tmp_path, tracked, watcher, Ranks(), resume=False, is_kept=lambda: False) as found:
+        assert isinstance(found, tracking.Tracking)
+        (tmp_path / "metrics.json").write_text("{}")
+
+
+def test_a_run_that_fails_before_there_is_something_to_continue_leaves_its_folder_empty(tmp_path: Path) -> None:
+    for kept, left in ((tmp_path, ["recipe.toml"]), (tmp_path / "checkpoint", [])):
+        with pytest.raises(RunError), begun(tmp_path, Recipe(), None, Ranks(), resume=False, is_kept=kept.exists):
+            raise RunError("no memory")
+        assert [path.name for path in tmp_path.iterdir()] == left
 
 
 def blocks(language: str) -> list[str]:
