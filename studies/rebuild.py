@@ -64,6 +64,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "pixels": partial(printed, "pixels.py", "summary"),
         "layers": partial(printed, "layers.py", "summary"),
         "heads": partial(printed, "layers.py", "heads"),
+        "weights": partial(printed, "weights.py", "table"),
         "regression": partial(printed, "regression.py", "summary"),
         "summary": partial(printed, "frozen.py", "summary"),
         "adapters": partial(printed, "adapters.py", "summary"),
