@@ -446,7 +446,10 @@ def _header(image: Image.Image) -> Header:
 def _decoded(path: str | os.PathLike[str], image: Image.Image, image_size: int | None) -> Image.Image:
     if image_size is not None and (factor := _reduction(image.size, image_size)) > 1:
         image.draft(None, (image.width // factor, image.height // factor))  # Changes only a JPEG.
-    return _to_eight_bits(path, ImageOps.exif_transpose(image), _white(image))
+    image.load()
+    white = _white(image)
+    ImageOps.exif_transpose(image, in_place=True)  # Otherwise it copies each image, also one that is upright.
+    return _to_eight_bits(path, image, white)
 
 
 def flat_image(image: Image.Image, name: str) -> Image.Image:
@@ -522,7 +525,8 @@ def _to_eight_bits(path: str | os.PathLike[str], image: Image.Image, white: int 
         layer = image.convert("RGBA")
         flat = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
         return flat.convert("L") if image.mode in _GREY_MODES else flat
-    return image.convert("L" if image.mode in _GREY_MODES else "RGB")
+    mode = "L" if image.mode in _GREY_MODES else "RGB"
+    return image if image.mode == mode else image.convert(mode)
 
 
 def _reason(path: str | os.PathLike[str], error: Exception) -> str:
