@@ -5,8 +5,9 @@
     python studies/few.py patchcore --features OUT [--repeats 3]         # the same for PatchCore: minutes per repeat
     python studies/few.py quick --features OUT [--repeats 10]            # the same for the recipe quick
     python studies/few.py choose --features OUT                          # splits 100 to 103: the strengths one by one
+    python studies/few.py patches --features OUT                         # positions and distance together: minutes
     python studies/few.py summary                                        # print the tables of the records
-    python studies/few.py auroc | recall                                 # print a table of docs/few.md
+    python studies/few.py auroc | recall | local                         # print a table of docs/few.md
 
 DATA is ``cells``, with the folder ``elpv_dataset/data`` of the PyPI package elpv-dataset 1.0.0.post1 as FOLDER: label 0
 against label 1, both types, or ``isic`` with the folder ISIC2018 of the official layout: melanoma against
@@ -27,6 +28,8 @@ other splits of the same images.
                       stages, each averaged over 3 x 3 positions and joined, a coreset by greedy k-centres in random
                       projections, and the distance of the farthest position from its nearest one in the bank. Simpler
                       than anomalib's: 2,000 of 40,000 positions, and no score that weighs the neighbours in the bank
+    Gaussians         of ``patches``: the same maps, with mean and shrunk covariance of the normal images at each
+                      position, as in PaDiM, and the Mahalanobis distance of the farthest position
     few, 2 % rare     the recipe few without labelled rare images, with unlabelled ones among the frequent ones
 """
 
@@ -40,18 +43,20 @@ from typing import Any
 import numpy as np
 
 import shared
-from lopsided.training.distance import Distance, fit_distance, fit_mixed
+from lopsided.training.distance import SHRINKAGE, Distance, fit_distance, fit_mixed
 from lopsided.training.methods.distance import LATE
 from lopsided.training.regression import fit_regression
 from shared import Floats, Line
 
 RECORD, CHOICE = shared.RECORDS / "few.jsonl", shared.RECORDS / "few_choice.jsonl"
+PATCHES = shared.RECORDS / "few_patches.jsonl"
 RARE, ALARMS, CONTAMINATION = (0, 1, 2, 3, 5, 10, 20, 50), 0.05, 0.02
 SETS = {"cells": ("cells", ""), "mono": ("cells", "mono"), "poly": ("cells", "poly"), "isic": ("isic", "")}
 STRENGTHS, CHOSEN_ON = (1e-4, 1e-3, 1e-2), range(100, 104)
 ENCODER, SIDE = "tf_efficientnet_lite0+stages:1+pixels", 224
 BANK, POSITIONS = 2_000, 40_000
 MAPS = ("blocks.2", "blocks.4")
+SUMMARIES = {"farthest": 0.0, "farthest 1 %": 0.01, "farthest 5 %": 0.05}
 
 
 def listed(data: str, folder: Path) -> tuple[list[Path], list[int], list[str]]:
@@ -248,12 +253,37 @@ def compute_patchcore(images: Images, seed: int) -> dict[str, Any]:
     """Return the figures of PatchCore in one repeat."""
     assert images.maps is not None, "Compute features with --maps first."
     train, _, normal, rare = images.split(seed, 0)
-    scores = _patchcore(images.maps, train, np.concatenate([normal, rare]), seed)
+    scores = _from_bank(images.maps, train, np.concatenate([normal, rare]), seed).max(axis=1)
     return {"methods": {"PatchCore": figures(scores[: len(normal)], scores[len(normal) :])}}
 
 
-def _patchcore(maps: Floats, train: Floats, tested: Floats, seed: int) -> Floats:
-    """Return the distance of the farthest position of each tested image from a bank of positions."""
+def compute_patches(images: Images, seed: int) -> dict[str, Any]:
+    """Return the figures of the distance, of distances of positions, and of both together in one repeat.
+
+    Both are standardised as logarithms: the distance by the training images, each left out, that of the positions by
+    every tenth training image, of which nothing is in the bank.
+    """
+    assert images.maps is not None, "Compute features with --maps first."
+    train, _, normal, rare = images.split(seed, 0)
+    held, tested, cut = train[::10], np.concatenate([normal, rare]), len(normal)
+    known, rows = np.setdiff1d(train, held, assume_unique=True), np.concatenate([held, tested])
+    images_far = fit_distance(images.x[train], images.read).column(images.x[tested])
+    found = {"distance": figures(images_far[:cut], images_far[cut:])}
+    for kind, far in (
+        ("bank", _from_bank(images.maps, known, rows, seed)),
+        ("Gaussians", _from_gaussians(images.maps, known, rows)),
+    ):
+        ordered = np.sort(far, axis=1)
+        for summary, share in SUMMARIES.items():
+            logs = np.log(ordered[:, -max(1, round(share * far.shape[1])) :].mean(axis=1))
+            own = (logs[len(held) :] - logs[: len(held)].mean()) / logs[: len(held)].std()
+            for how, scores in (("alone", own), ("mean", own + images_far), ("larger", np.maximum(own, images_far))):
+                found[f"{kind}, {summary}, {how}"] = figures(scores[:cut], scores[cut:])
+    return {"methods": found}
+
+
+def _from_bank(maps: Floats, train: Floats, tested: Floats, seed: int) -> Floats:
+    """Return the squared distance of each position of tested images from a bank of positions, (n, positions)."""
     rng = np.random.default_rng(seed)
 
     def positions(rows: Floats) -> Floats:
@@ -273,8 +303,25 @@ def _patchcore(maps: Floats, train: Floats, tested: Floats, seed: int) -> Floats
     for start in range(0, len(tested), 16):
         part = positions(tested[start : start + 16])
         distance = (np.square(part).sum(axis=1, keepdims=True) + squares - 2 * part @ bank.T).min(axis=1)
-        scores.append(distance.reshape(-1, maps.shape[2] * maps.shape[3]).max(axis=1))
-    return np.concatenate(scores)
+        scores.append(distance.reshape(-1, maps.shape[2] * maps.shape[3]))
+    return np.maximum(np.concatenate(scores), 1e-12)
+
+
+def _from_gaussians(maps: Floats, train: Floats, tested: Floats) -> Floats:
+    """Return the squared Mahalanobis distance of each position from the training images at this position.
+
+    As in PaDiM, but with all channels, and a covariance that is shrunk as that of the recipe few.
+    """
+    flat = maps.reshape(*maps.shape[:2], -1)
+    scores = np.empty((len(tested), flat.shape[2]))
+    for place in range(flat.shape[2]):
+        known, asked = (flat[rows, :, place].astype(np.float64) for rows in (train, tested))
+        centre, deviation = known.mean(axis=0), known.std(axis=0) + 1e-6
+        z = (known - centre) / deviation
+        covariance = (1 - SHRINKAGE) * z.T @ z / len(z) + SHRINKAGE * np.eye(z.shape[1])
+        z = (asked - centre) / deviation
+        scores[:, place] = (z * np.linalg.solve(covariance, z.T).T).sum(axis=1)
+    return np.maximum(scores, 1e-12)
 
 
 def cells(repeats: int, name: str) -> Iterator[Line]:
@@ -301,6 +348,13 @@ def table(lines: list[Line], data: str, figure: str) -> str:
 
 
 NAMES = {"cells": "solar cells", "isic": "skin lesions"}
+PATCH_METHODS = {
+    "distance": "distance from normal",
+    "bank, farthest, alone": "bank of positions",
+    "bank, farthest, mean": "bank of positions and distance, mean",
+    "Gaussians, farthest, alone": "a Gaussian per position",
+    "Gaussians, farthest, mean": "a Gaussian per position and distance, mean",
+}
 METHODS = {"few": "`few`", "distance": "distance", "regression": "regression", "quick": "`quick`, five splits",
         "one-class SVM": "one-class SVM", "isolation forest": "isolation forest",
         "PatchCore": "bank of patches, three splits"}  # fmt: skip
@@ -316,6 +370,20 @@ def page_table(lines: list[Line], figure: str) -> str:
                      for num in RARE}  # fmt: skip
             rows.append([f"{title}: {name}", *(_mean(values) for values in found.values())])
     return shared.table(" | ".join(["rare training images", *map(str, RARE)]), rows)
+
+
+def patches_table(lines: list[Line]) -> str:
+    """Return the table of the docs: AUROC and recall of the distance, of positions, and of both, on its splits."""
+    own = [line for line in lines if line["repeat"] not in CHOSEN_ON]
+    titles = {"cells": "solar cells", "mono": "monocrystalline", "poly": "polycrystalline", "isic": "skin lesions"}
+    rows = []
+    for method, title in PATCH_METHODS.items():
+        cells = []
+        for name in titles:
+            found = [line["methods"][method] for line in own if line["data"] == name]
+            cells.append(" / ".join(_mean([each[figure] for each in found]) for figure in ("auroc", "recall")))
+        rows.append([title, *cells])
+    return shared.table(" | ".join(["AUROC / recall", *titles.values()]), rows)
 
 
 def choice_table(lines: list[Line], data: str, figure: str) -> str:
@@ -336,7 +404,8 @@ def _mean(values: list[float]) -> str:
 def main() -> None:
     """Compute features or what the record lacks, or print the tables."""
     parser = shared.parser(__doc__)
-    computed, printed = ["features", "run", "quick", "patchcore", "choose"], ["summary", "auroc", "recall"]
+    computed = ["features", "run", "quick", "patchcore", "patches", "choose"]
+    printed = ["summary", "auroc", "recall", "local"]
     parser.add_argument("what", choices=computed + printed)
     parser.add_argument("data", nargs="?", choices=["cells", "isic"])
     parser.add_argument("--images", type=Path, help="the folder of the images")
@@ -349,11 +418,15 @@ def main() -> None:
     if given.what == "features":
         compute_features(given.data, given.images, given.features, maps=given.maps)
         compute_quick(given.data, given.images, given.features)
-    for name in given.sets if given.what in ("run", "quick", "patchcore", "choose") else ():
+    for name in given.sets if given.what in ("run", "quick", "patchcore", "patches", "choose") else ():
         images = Images(name, given.features)
         if given.what == "choose":
             choices = ({"data": name, "rare": num, "repeat": seed} for seed in CHOSEN_ON for num in RARE[1:])
             shared.compute_missing(CHOICE, choices, lambda c, of=images: compute_choice(of, c["rare"], c["repeat"]))
+            continue
+        if given.what == "patches":
+            asked = ({"data": name, "repeat": seed} for seed in (*CHOSEN_ON, *range(given.repeats)))
+            shared.compute_missing(PATCHES, asked, lambda cell, of=images: compute_patches(of, cell["repeat"]))
             continue
         if given.what == "quick":
             numbers = ((num, repeat) for repeat in range(given.repeats) for num in RARE[1:])
@@ -372,6 +445,9 @@ def main() -> None:
     lines = shared.read(RECORD)
     if given.what in ("auroc", "recall"):
         print(page_table(lines, given.what))
+        return
+    if given.what == "local":
+        print(patches_table(shared.read(PATCHES)))
         return
     for name in dict.fromkeys(line["data"] for line in lines):
         print(table(lines, name, "auroc"), table(lines, name, "recall"), sep="\n\n", end="\n\n")

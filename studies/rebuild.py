@@ -74,6 +74,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "few": partial(printed, "few.py", "auroc"),
         "few-recall": partial(printed, "few.py", "recall"),
         "story": partial(printed, "story.py", "table"),
+        "few-local": partial(printed, "few.py", "local"),
     },
     "trust.md": {"false-alarms": partial(printed, "false_alarms.py", "summary")},
     "views.md": {"views": partial(printed, "views.py", "summary")},

@@ -51,6 +51,9 @@ def test_one_class_goes_the_whole_way(call: Call, few: list[str], tmp_path: Path
     assert called["dog"] == "unusual"
     ended = call("evaluate", run, pool, "--json")
     assert json.loads(ended.out)["figures"]["auroc"]["value"] > 0.95, ended.err
+    ended = call("evaluate", run, pool, "--exclude", "dog/*")
+    assert "false alarms among 12 other images" in ended.out, ended.err
+    assert "Matthews" not in ended.out  # It compares classes, and there is one.
     ended = call("find", run, pool, "--class", "unusual", "--out", tmp_path / "f.csv")
     assert ended.code == 0, ended.err
     found = rows_of(tmp_path / "f.csv")

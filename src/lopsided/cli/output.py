@@ -183,12 +183,16 @@ def interval(figure: Mapping[str, float | None]) -> str:
 
 
 def figures_table(evaluation: Mapping[str, Any]) -> str:
-    """Return an evaluation as two tables: figures next to the majority vote, and one row per class, rare ones first."""
+    """Return an evaluation as two tables: figures next to the majority vote, and one row per class, rare ones first.
+
+    Without what compares classes if images of one class were tested.
+    """
     majority = evaluation["majority"]
+    left_out = () if _num_tested(evaluation) > 1 else ("uwa", "macro_f1", "g_mean", "mcc")
     level = f"{100 * evaluation['level']:g} % interval"
     rows = []
     for name, metric in METRICS.items():
-        if name in evaluation["figures"]:
+        if name in evaluation["figures"] and name not in left_out:
             vote = majority.get(name)
             rows.append([metric.title, interval(evaluation["figures"][name]), "" if vote is None else f"{vote:.3f}"])
     classes = [
@@ -210,12 +214,17 @@ def figures_table(evaluation: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def _num_tested(evaluation: Mapping[str, Any]) -> int:
+    """Return the number of classes of which images were tested."""
+    return sum(row["support"] > 0 for row in evaluation["per_class"])
+
+
 def balanced_words(evaluation: Mapping[str, Any]) -> str:
     """Return the balanced accuracy, and the cost if the rule has costs, beside those of the majority vote.
 
     Nothing if images of one class were tested.
     """
-    if sum(row["support"] > 0 for row in evaluation["per_class"]) < 2:
+    if _num_tested(evaluation) < 2:
         return ""
     majority, figures = evaluation["majority"], evaluation["figures"]
     names = {"cost": "Cost per image", "uwa": "Balanced accuracy"}
