@@ -12,7 +12,7 @@ fashion  all ten classes of Fashion-MNIST, long tail of factor 100 (Debian's pac
          rarest class; the first 2,500 images of its test set are evaluated.
 isic     melanoma against dermatofibroma of ISIC 2018 ($LOPSIDED_DATA): five folds by lesion, all images evaluated once.
 few      the same with 10, 20, 40 or 80 training images of dermatofibroma; all held-back images of a fold are evaluated.
-seven    all seven classes of ISIC 2018, 10,015 images, five folds by lesion. No record has it: studies/registered.py does.
+seven    all seven classes of ISIC 2018, 10,015 images, five folds by lesion. No record has it; registered.csv.gz does.
 
 Methods: ``quick`` and ``thorough`` are the recipes as they were before the block ``stages`` (``studies/layers.py``):
 the final layer of one encoder at 224 pixels, or of three at 260 pixels and four views, with the block ``pixels``. ``...
