@@ -73,6 +73,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "few.md": {
         "few": partial(printed, "few.py", "auroc"),
         "few-recall": partial(printed, "few.py", "recall"),
+        "few-balanced": partial(printed, "few.py", "balanced"),
         "story": partial(printed, "story.py", "table"),
         "few-local": partial(printed, "few.py", "local"),
     },

@@ -58,7 +58,9 @@ def measure(cells: Path, cell: Line) -> Line:
 
 def named(recipe: Recipe) -> str:
     """Return the name of the recipe that ``fit`` took."""
-    return next(name for name in ("few", "quick", "thorough") if named_recipe(name).encoder == recipe.encoder)
+    same = (recipe.method, recipe.encoder)
+    named = {name: named_recipe(name) for name in ("few", "quick", "thorough")}
+    return next(name for name, one in named.items() if (one.method, one.encoder) == same)
 
 
 def table() -> str:

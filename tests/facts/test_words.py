@@ -73,12 +73,12 @@ WORDS = [
     (
         notes.few_by_counts(0),
         "Recipe: few, because no recipe was named and there is one class only: the distance from the frequent class, "
-        "which needs no rare images, and a regression on those that there are.",
+        "which needs no rare images, and regressions on those that there are.",
     ),
     (
         notes.few_by_counts(7),
         "Recipe: few, because no recipe was named and there are 7 images of the rarer class: the distance from the "
-        "frequent class, which needs no rare images, and a regression on those that there are.",
+        "frequent class, which needs no rare images, and regressions on those that there are.",
     ),
     (notes.one_class("good"), "All images are of one class, good. Other images will be called unusual."),
     (
@@ -91,8 +91,8 @@ WORDS = [
     ),
     (
         notes.distance("good", 3, 0.84),
-        "The score is a regression on 3 images of other classes and the distance from good, which adds 0.84 to the log "
-        "odds per deviation.",
+        "The score is a mean of regressions on 3 images of other classes and the distance from good, which adds 0.84 "
+        "to the log odds per deviation.",
     ),
     (
         cautions.unmeasured_classes(["fox"]),

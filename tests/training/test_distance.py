@@ -1,22 +1,29 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import mahalanobis
 
 from lopsided.models.heads import DistanceHead
+from lopsided.training.averaged import fit_averaged
 from lopsided.training.distance import (
     EXPECTED,
     EXPECTED_NEAR,
+    LEAST_FACTOR,
     PULL,
     SHRINKAGE,
+    Mixed,
+    _calibrated,
     expected_strength,
     fit_distance,
     fit_mixed,
+    reliance,
 )
 from lopsided.training.methods.distance import _state
-from lopsided.training.regression import USUAL, fit_regression
+from lopsided.training.regression import USUAL, Regression, fit_regression
 
 ALL = np.ones(8, dtype=np.bool_)
 
@@ -78,6 +85,15 @@ def test_one_image_or_equal_images_give_finite_numbers(x: np.ndarray) -> None:
     assert all(np.isfinite(part).all() for part in (found.column(images(5)), mixed.bias, mixed.pull))
 
 
+@pytest.mark.parametrize("num", [60, 400])
+def test_training_images_are_as_far_as_new_ones_also_if_they_are_fewer_than_the_columns(num: int) -> None:
+    rng, columns = np.random.default_rng(0), np.ones(200, dtype=np.bool_)
+    x = np.maximum(rng.standard_normal((num + 500, 200)) - 1, 0)  # Mostly 0, like activations.
+    found = fit_distance(x[:num], columns)
+    new = found.column(x[num:])
+    assert abs(np.median(found.left_out) - np.median(new)) < 0.5
+
+
 def test_one_rare_image_far_away_gets_a_strong_penalty_and_each_further_one_weakens_it() -> None:
     strengths, normal = [], images(200)
     for num in (1, 4, 40):
@@ -95,7 +111,7 @@ def test_the_penalty_is_weaker_if_rare_images_are_not_far_away() -> None:
 
     def strength(rank: float, number: int) -> float:
         column[-1] = rank
-        return expected_strength(column, normal, number)
+        return expected_strength(reliance(column, normal, number), number)
 
     ranks = (0.99, 0.8, 0.6, 0.3)
     for number in (1, 5, 20):
@@ -116,11 +132,50 @@ def test_twenty_rare_images_choose_the_strength_near_the_expected_one() -> None:
     assert 2e-4 <= near.strength <= 2e-2
 
 
+def mixture(normal: np.ndarray, rare: np.ndarray, **settings: Any) -> tuple[Mixed, np.ndarray, np.ndarray]:
+    """Return the classifier of these images, and its log odds for new ones of both classes."""
+    found = fit_distance(normal, ALL)
+    x, labels = np.concatenate([normal, rare]), np.repeat([0, 1], [len(normal), len(rare)])
+    mixed = fit_mixed(x, np.concatenate([found.left_out, found.column(rare)]), labels, 0, 2, **settings)
+
+    def odds(new: np.ndarray) -> np.ndarray:
+        linear = new @ (mixed.weight[1] - mixed.weight[0]) + mixed.bias[1] - mixed.bias[0]
+        return linear + found.column(new) * (mixed.pull[1] - mixed.pull[0])
+
+    return mixed, odds(images(500, seed=5)), odds(images(500, seed=6) + (rare.mean(axis=0) - normal.mean(axis=0)))
+
+
+def test_regressions_without_the_distance_join_if_the_rare_images_are_no_farther_than_others() -> None:
+    normal, rare = images(300), images(30, seed=1) * 0.3
+    rare[:, 0] += 2.0  # Closer to the mean than most, and to one side.
+    mixed, low, high = mixture(normal, rare)
+    alone, *_ = mixture(normal, rare, strength=mixed.regression.strength)  # A given strength: the column alone.
+    assert abs(mixed.pull[1] - mixed.pull[0]) < 0.1 * abs(alone.pull[1] - alone.pull[0])
+    assert np.mean(high > np.median(low)) > 0.8
+    averaged = fit_averaged(np.concatenate([normal, rare]), np.repeat([0, 1], [300, 30]), 2)
+    np.testing.assert_allclose(mixed.weight, averaged.weight)
+    np.testing.assert_allclose(mixed.bias, averaged.bias)
+
+
+def test_calibration_keeps_the_ranking_if_left_out_images_say_nothing() -> None:
+    labels, blank = np.repeat([0, 1], [20, 2]), np.zeros((22, 2))
+    known = Regression(np.ones((2, 8)), np.zeros(2), 1e-3, 2, (), blank)
+    found = _calibrated(Mixed(known.weight, known.bias, np.array([-1.0, 1.0]), known), labels, None)
+    assert found.pull[1] - found.pull[0] == pytest.approx(2 * LEAST_FACTOR)
+
+
+def test_log_odds_are_calibrated_beside_the_class_shares() -> None:
+    normal, rare = images(300), images(30, seed=1, shift=2.0)
+    _, low, high = mixture(normal, rare)
+    shares = np.log(30 / 300)
+    assert np.mean(low < shares) == pytest.approx(np.mean(high > shares), abs=0.1)
+
+
 def test_each_rare_image_moves_the_model_from_the_distance_to_what_images_say() -> None:
     normal = images(200)
     found = fit_distance(normal, ALL)
     pulls = []
-    for num in (0, 3, 40):  # The rare images are as close as the normal ones: the distance says nothing.
+    for num in (0, 1, 40):  # The rare images are as close as the normal ones: the distance says nothing.
         rare = images(num, seed=3)
         rare[:, 0] += 3.0
         x = np.concatenate([normal, rare])

@@ -75,7 +75,7 @@ def few_by_counts(rare: int) -> str:
     images = _some(rare, "only 1 image of the rarer class", "images of the rarer class") if rare else "one class only"
     return (
         f"Recipe: few, because no recipe was named and there {'is' if rare < 2 else 'are'} {images}: the distance from "
-        "the frequent class, which needs no rare images, and a regression on those that there are."
+        "the frequent class, which needs no rare images, and regressions on those that there are."
     )
 
 
@@ -507,8 +507,8 @@ def distance(normal: str, rare: int, pull: float) -> str:
         return f"There is no image of another class than {normal}: the score is the distance from {normal} alone."
     images = "1 image of another class" if rare == 1 else f"{rare:,} images of other classes"
     return (
-        f"The score is a regression on {images} and the distance from {normal}, which adds {pull:.2g} to the log odds "
-        f"per deviation."
+        f"The score is a mean of regressions on {images} and the distance from {normal}, which adds {pull:.2g} to the "
+        f"log odds per deviation."
     )
 
 

@@ -115,7 +115,8 @@ def expect(recipe: Recipe, opened: tuple[Source, Source | None]) -> Expected | N
     folds = 0 if recipe.data.folds is None else recipe.data.folds * recipe.data.repeats
     size, slow = (len(source), len(source.classes)), slowness()
     regressions = len(CANDIDATES) if recipe.encoder.views == AUTO else 1
-    few, is_mean = has_few(recipe, source), recipe.method == named_recipe("quick").method and averages(recipe)
+    means = {named_recipe(name).method for name in ("quick", "few")}
+    few, is_mean = has_few(recipe, source), recipe.method in means and averages(recipe)
     return Expected(
         own,
         others,

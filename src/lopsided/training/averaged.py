@@ -120,12 +120,22 @@ def _member(
 
 def _calibrated(scores: Floats, layer: Layer, rows: Rows, groups: npt.NDArray[np.str_] | None) -> tuple[Floats, Layer]:
     """Return scores of rows left out as logits without class shares, and the layer changed alike."""
-    seen = np.flatnonzero(np.isfinite(scores[:, 0]))
-    labels, own = rows.labels[seen], None if groups is None else groups[seen]
-    shares = np.full(scores.shape[1], 1 / scores.shape[1])
-    factor, shift = fit_odds(scores[seen], labels, balanced_weights(labels, shares, own, rows.weights[seen]))
+    factor, shift = calibrated_odds(scores, rows.labels, groups, rows.weights)
     lowest = factor * layer.lowest + float(shift.min())
     return factor * scores + shift, Layer(factor * layer.weight, factor * layer.bias + shift, lowest)
+
+
+def calibrated_odds(
+    scores: Floats, labels: Indices, groups: npt.NDArray[np.str_] | None, weights: Floats | None = None
+) -> tuple[float, Floats]:
+    """Return the factor and the biases that make log odds of scores of rows left out. Classes count alike.
+
+    A row without a score does not count.
+    """
+    seen = np.flatnonzero(np.isfinite(scores[:, 0]))
+    shares, own = np.full(scores.shape[1], 1 / scores.shape[1]), None if groups is None else groups[seen]
+    weights = None if weights is None else weights[seen]
+    return fit_odds(scores[seen], labels[seen], balanced_weights(labels[seen], shares, own, weights))
 
 
 def fit_odds(scores: Floats, labels: Indices, weights: Floats) -> tuple[float, Floats]:

@@ -1,23 +1,27 @@
-"""The distance from normal: how far features are from those of one class, and a regression that has it as a column.
+"""The distance from normal: how far features are from those of one class, and regressions that it joins.
 
 The distance is that of Mahalanobis. Columns are standardised by the images of the class, and their covariance is shrunk
 towards equal variances, which makes it invertible however few images there are. Its largest principal axes are kept;
 the variance along all others is their mean.
 
-The distance of a training image is that of the image left out, by the formula of Sherman and Morrison, because an image
-that shaped the covariance lies closer to the others than a new one. The logarithm of the distance is the column: close
-to normal among images of the class, and not dominated by a few that are far away.
+The distance of a training image is that from the others: it is measured by a fit to other images, as an image that
+shaped the covariance lies closer to the rest than a new one, much closer if there are fewer images than columns. The
+logarithm of the distance is the column: close to normal among images of the class, and not dominated by a few that are
+far away.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from lopsided.models.heads import LEAST_DISTANCE
+from lopsided.training.averaged import calibrated_odds, fit_averaged
 from lopsided.training.regression import STRENGTHS, Regression, fit_regression, rarest, standardisation
 
 Floats = npt.NDArray[np.float64]
@@ -27,6 +31,8 @@ SHRINKAGE = 0.1
 """The share of equal variances in the covariance."""
 MOST_AXES, MOST_ROWS = 512, 5_000
 """Principal axes that are kept, and images that they are computed from, evenly in their order."""
+PARTS = 10
+"""Training images are measured in so many parts, each by a fit to the others."""
 OUTLYING = 3.0
 """Images are left out of the covariance if their log distance is so many deviations above the median: they may be rare
 ones among the others. The deviation is that of the middle half."""
@@ -34,12 +40,15 @@ PULL = 1.5
 """The weight of the column before there are rare images: log odds per deviation of the log distance."""
 FREEDOM = 10.0
 """How freely rare images move the weight of the column, as a multiple of the freedom of a feature."""
-EXPECTED, EXPECTED_NEAR = 1e-4, 1e-3
+EXPECTED, EXPECTED_NEAR = 1e-4, 3e-3
 """The value of C that is expected per image of the rarest class: if rare images are far away, so that one image alone
 hardly moves the ranking by the distance, and if they are not."""
 USUAL_RANK, USUAL_IMAGES, NEAR, FAR_AWAY = 0.9, 2, 0.6, 0.9
 """The share of frequent images that are nearer than a rare one: what is assumed before there are rare images, as if by
-so many of them; from which share on, and up to which, the distance counts more and more."""
+so many of them; from which share on the distance counts more and more, and from which on it counts most."""
+LEAST_FACTOR = 0.1
+"""Calibration multiplies the log odds at least by this. Two rare images may by chance say that nothing is known, but
+the ranking by the distance must not be lost."""
 FAR = 0.99
 """Without rare images, an image is as likely rare as not, beside the prior, if it is farther than this share."""
 
@@ -61,9 +70,8 @@ class Distance:
 
     def column(self, features: npt.NDArray[np.floating]) -> Floats:
         """Return the standardised log distance of features (n, f)."""
-        z = (features[:, self.columns] - self.centre) * self.scale
-        distance = np.square(z).sum(axis=1) + np.square(z @ self.axes.T) @ self.gains
-        return np.asarray((np.log(np.maximum(distance, LEAST_DISTANCE)) - self.level[0]) / self.level[1])
+        logs = _log_distance(features[:, self.columns], self.centre, self.scale, self.axes, self.gains)
+        return np.asarray((logs - self.level[0]) / self.level[1])
 
 
 def fit_distance(features: npt.NDArray[np.floating], columns: npt.NDArray[np.bool_]) -> Distance:
@@ -73,34 +81,45 @@ def fit_distance(features: npt.NDArray[np.floating], columns: npt.NDArray[np.boo
     """
     with threadpool_limits(1, "blas"):
         x = np.asarray(features[:, columns], dtype=np.float64)
-        first = _fit(x, columns, np.arange(len(x)))
-        low, middle, high = np.quantile(first.left_out, [0.25, 0.5, 0.75])
-        inside = np.flatnonzero(first.left_out <= middle + OUTLYING * max(high - low, 1e-9) / 1.349)
-        return first if len(inside) == len(x) else _fit(x, columns, inside)
+        logs = _left_out(x, np.arange(len(x)))
+        low, middle, high = np.quantile(logs, [0.25, 0.5, 0.75])
+        inside = np.flatnonzero(logs <= middle + OUTLYING * max(high - low, 1e-9) / 1.349)
+        if len(inside) < len(x):
+            logs = _left_out(x, inside)
+        level = float(logs[inside].mean()), max(float(logs[inside].std()), 1e-3)
+        return Distance(columns, *_fit(x[inside]), level, (logs - level[0]) / level[1])
 
 
-def _fit(x: Floats, columns: npt.NDArray[np.bool_], inside: Indices) -> Distance:
-    """Fit the distance to the rows ``inside`` of ``x``, which has these columns alone; ``left_out`` has all rows."""
-    rows = inside[np.linspace(0, len(inside) - 1, min(len(inside), MOST_ROWS)).round().astype(np.int64)]
-    centre, deviation = standardisation(x[rows])
+def _left_out(x: Floats, inside: Indices) -> Floats:
+    """Return the log distance of each row of ``x`` by fits to the rows ``inside``, without the row itself."""
+    order = np.random.default_rng(0).permutation(len(x))
+    logs = np.empty(len(x))
+    for part in np.array_split(order, min(PARTS, len(x))):
+        others = np.setdiff1d(inside, part)
+        logs[part] = _log_distance(x[part], *_fit(x[others if len(others) else inside]))
+    return logs
+
+
+def _log_distance(x: npt.NDArray[np.floating], centre: Floats, scale: Floats, axes: Floats, gains: Floats) -> Floats:
+    """Return the logarithm of the squared distance of each row."""
+    z = (x - centre) * scale
+    distance = np.square(z).sum(axis=1) + np.square(z @ axes.T) @ gains
+    return np.asarray(np.log(np.maximum(distance, LEAST_DISTANCE)))
+
+
+def _fit(x: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return centre, scale, axes and gains of the distance by the rows of ``x``."""
+    x = x[np.linspace(0, len(x) - 1, min(len(x), MOST_ROWS)).round().astype(np.int64)]
+    centre, deviation = standardisation(x)
     z = (x - centre) / deviation
-    num, width = len(rows), x.shape[1]
-    axes, variances = _principal(z[rows])
-    total = float(np.square(z[rows]).sum()) / num
+    num, width = z.shape
+    axes, variances = _principal(z)
+    total = float(np.square(z).sum()) / num
     others = max(total - float(variances.sum()), 0.0) / max(width - len(axes), 1)
     even = SHRINKAGE * max(total / width, 1e-12)
     base = 1 / ((1 - SHRINKAGE) * others + even)
     gains = 1 / (((1 - SHRINKAGE) * variances + even) * base) - 1
-    z *= np.sqrt(base)
-    distance = np.maximum(np.square(z).sum(axis=1) + np.square(z @ axes.T) @ gains, LEAST_DISTANCE)
-    # Without the row itself: its mean moves away by n / (n - 1), and the covariance loses a part of rank 1.
-    left_out = distance.copy()
-    if num > 1:
-        own = distance[rows]
-        left_out[rows] = own * (num / (num - 1)) ** 2 / np.maximum(1 - (1 - SHRINKAGE) / num * own, 0.01)
-    logs = np.log(left_out)
-    level = float(logs[inside].mean()), max(float(logs[inside].std()), 1e-3)
-    return Distance(columns, centre, np.sqrt(base) / deviation, axes, gains, level, (logs - level[0]) / level[1])
+    return centre, np.sqrt(base) / deviation, axes, gains
 
 
 def _principal(z: Floats) -> tuple[Floats, Floats]:
@@ -115,7 +134,10 @@ def _principal(z: Floats) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, eq=False)
 class Mixed:
-    """A linear classifier with the weight ``pull`` (K,) of the column of the distance."""
+    """A linear classifier with the weight ``pull`` (K,) of the column of the distance.
+
+    ``regression`` is the one that has the column, if there is any.
+    """
 
     weight: Floats
     bias: Floats
@@ -136,6 +158,52 @@ def fit_mixed(
     folds: int = 5,
     seed: int = 0,
     importance: Floats | None = None,
+    parts: Sequence[Indices] = (),
+) -> Mixed:
+    """Fit the distance alone, a regression that has it as a column, or the mean of that and regressions without it.
+
+    Without rare images, it is the distance alone. The regression with the column (``_with_column``) is best if rare
+    images are far away, and the mean of regressions without it (``averaged``) if not. So the log odds of both are
+    averaged, by how much the distance can be relied on (``reliance``). One rare image has the first one only, because
+    nothing calibrates the others, and so do regressions that are ``weighted`` or of a given ``strength``.
+    """
+    rare = np.arange(num_classes) != normal
+    if len(np.unique(labels)) < 2:
+        # Beside the prior of one image, the odds are even at the distance that few images of the class reach.
+        bias = np.where(rare, -np.log(len(labels)) - PULL * np.quantile(column, FAR), 0.0)
+        return Mixed(np.zeros((num_classes, features.shape[1])), bias - bias.mean(), _pull(rare), None)
+    same: dict[str, Any] = {"groups": groups, "folds": folds, "seed": seed}
+    base = np.ones(features.shape[1]) if importance is None else importance
+    relied = reliance(column, labels == normal, rarest(labels, groups))
+    mixed = _with_column(
+        features, column, labels, rare, relied, importance=base, weighted=weighted, strength=strength, **same
+    )
+    assert mixed.regression is not None
+    if mixed.regression.left_out is None or strength is not None or weighted:
+        return mixed
+    mixed = _calibrated(mixed, labels, groups)
+    if relied == 1:
+        return mixed
+    other = fit_averaged(features, labels, num_classes, importance=importance, parts=parts, **same)
+    weight, bias = ((1 - relied) * a + relied * b for a, b in ((other.weight, mixed.weight), (other.bias, mixed.bias)))
+    return Mixed(weight, bias, relied * mixed.pull, mixed.regression)
+
+
+def _pull(rare: npt.NDArray[np.bool_]) -> Floats:
+    """Return the weight of the column for each class before there are rare images."""
+    return np.asarray(PULL * (np.where(rare, 1.0, 0.0) - rare.mean()), dtype=np.float64)
+
+
+def _with_column(
+    features: npt.NDArray[np.floating],
+    column: Floats,
+    labels: Indices,
+    rare: npt.NDArray[np.bool_],
+    relied: float,
+    *,
+    importance: Floats,
+    groups: npt.NDArray[np.str_] | None,
+    **settings: Any,
 ) -> Mixed:
     """Fit a regression on features and the column of the distance, whose weight is ``PULL`` without rare images.
 
@@ -144,40 +212,47 @@ def fit_mixed(
     (``expected_strength``). Inner folds alone would choose the penalty badly: by the log loss of 20 rare solar cells,
     the distance alone is often the best, and it ranks 1 point worse.
     """
-    rare = np.arange(num_classes) != normal
-    pull = PULL * np.where(rare, 1.0, 0.0) - PULL * rare.mean()
-    present = np.unique(labels)
-    if len(present) < 2:
-        # Beside the prior of one image, the odds are even at the distance that few images of the class reach.
-        bias = np.where(rare, -np.log(len(labels)) - PULL * np.quantile(column, FAR), 0.0)
-        return Mixed(np.zeros((num_classes, features.shape[1])), bias - bias.mean(), pull, None)
-    joined = np.concatenate([features, column[:, None].astype(features.dtype)], axis=1)
-    base = np.ones(features.shape[1]) if importance is None else importance
     fitted = fit_regression(
-        joined,
+        np.concatenate([features, column[:, None].astype(features.dtype)], axis=1),
         labels,
-        num_classes,
+        len(rare),
         groups=groups,
-        weighted=weighted,
-        strength=strength,
-        folds=folds,
-        seed=seed,
-        importance=np.append(base, FREEDOM),
-        offset=column[:, None] * pull,
-        expected=expected_strength(column, labels == normal, rarest(labels, groups)),
+        importance=np.append(importance, FREEDOM),
+        offset=column[:, None] * _pull(rare),
+        expected=expected_strength(relied, rarest(labels, groups)),
+        **settings,
     )
-    return Mixed(fitted.weight[:, :-1], fitted.bias, pull + fitted.weight[:, -1], fitted)
+    return Mixed(fitted.weight[:, :-1], fitted.bias, _pull(rare) + fitted.weight[:, -1], fitted)
 
 
-def expected_strength(column: Floats, normal: npt.NDArray[np.bool_], number: int) -> float:
-    """Return the value of C to expect by the distances of all images, and the number of images of the rarest class.
+def _calibrated(mixed: Mixed, labels: Indices, groups: npt.NDArray[np.str_] | None) -> Mixed:
+    """Return the classifier with the log odds that the rows left out speak for, beside the class shares."""
+    assert mixed.regression is not None
+    assert mixed.regression.left_out is not None
+    present, places = np.unique(labels, return_inverse=True)
+    factor, shift = calibrated_odds(mixed.regression.left_out, places, groups)
+    factor = max(factor, LEAST_FACTOR)
+    shares = np.zeros(len(mixed.bias))
+    shares[present] = np.log(np.bincount(places) / len(places))
+    moved = shares.copy()
+    moved[present] += shift
+    bias = factor * (mixed.bias - shares) + moved
+    return Mixed(factor * mixed.weight, bias, factor * mixed.pull, mixed.regression)
+
+
+def reliance(column: Floats, normal: npt.NDArray[np.bool_], number: int) -> float:
+    """Return how much the distance counts, from 0 to 1, by the distances of all images.
 
     If most frequent images are nearer than the rare ones, as intact parts than broken ones, the distance is worth more
     than a regression on a few images. If not, as in two diseases on one camera, only the regression can tell. The mean
-    rank of the rare images says which, already with one of them.
+    rank of the rare images says which, already with one of them. ``number`` is that of the images of the rarest class.
     """
     ranks = np.searchsorted(np.sort(column[normal]), column[~normal], side="left") / normal.sum()
     mean = (USUAL_IMAGES * USUAL_RANK + number * float(ranks.mean())) / (USUAL_IMAGES + number)
-    share = float(np.clip((mean - NEAR) / (FAR_AWAY - NEAR), 0, 1))
-    strength = EXPECTED**share * EXPECTED_NEAR ** (1 - share)
+    return float(np.clip((mean - NEAR) / (FAR_AWAY - NEAR), 0, 1))
+
+
+def expected_strength(relied: float, number: int) -> float:
+    """Return the value of C to expect by how much the distance counts, and the images of the rarest class."""
+    strength = EXPECTED**relied * EXPECTED_NEAR ** (1 - relied)
     return float(np.clip(number * strength, STRENGTHS[0], STRENGTHS[-1]))

@@ -63,6 +63,8 @@ class Regression:
     """A fitted linear layer: logits are ``features @ weight.T + bias``.
 
     ``losses`` holds the score of each value of C on the path; it is empty if the folds did not choose the value.
+    ``left_out`` (n, present classes) is what inner folds say of the rows outside, without the class shares; None if
+    there are no inner folds, or if only some of the rows chose the value.
     """
 
     weight: Floats
@@ -70,6 +72,7 @@ class Regression:
     strength: float
     folds: int
     losses: tuple[tuple[float, float], ...]
+    left_out: Floats | None = None
 
 
 def fit_regression(
@@ -106,13 +109,15 @@ def fit_regression(
         x = np.asarray(features, dtype=np.float64)
         rows = Rows(x, labels, groups, folds if tried else 0, seed, importance, weights, offset)
         losses: tuple[tuple[float, float], ...] = ()
+        left_out = None
         if rows.folds:
-            losses = rows.path(kind, tried, PATIENCE if expected is None else len(tried)).losses
-            strength = best_strength(losses, rows.fewest, expected)
+            path = rows.path(kind, tried, PATIENCE if expected is None else len(tried))
+            losses, strength = path.losses, best_strength(path.losses, rows.fewest, expected)
+            left_out = path.left_out(strength) if len(path.numbers) == len(x) else None
         elif strength is None:
             strength = expected or USUAL
         layer = rows.layer(kind, strength).over(rows.present, num_classes)
-        return Regression(layer.weight, layer.bias, strength, rows.num_folds if losses else 0, losses)
+        return Regression(layer.weight, layer.bias, strength, rows.num_folds if losses else 0, losses, left_out)
 
 
 @dataclass(frozen=True)

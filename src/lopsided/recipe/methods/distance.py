@@ -1,4 +1,4 @@
-"""Distance: how far an image is from those of the frequent class, and a regression as soon as rare images are there."""
+"""Distance: how far an image is from those of the frequent class, and regressions as soon as rare images are there."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class DistanceSpec(FrozenSpec):
-    """The distance from normal, mixed with a logistic regression. It needs no image of the rare class."""
+    """The distance from normal, mixed with regressions. It needs no image of the rare class."""
 
     name = "distance"
     trainer = "lopsided.training.methods.distance:DistanceTrainer"
     example = "few"
-    no_finisher = ", whose classifier is a distance and a logistic regression"
+    no_finisher = ", whose classifier is a distance and regressions"
     chooses_views = False
     takes_weights = False
     needs_rare = False
@@ -29,8 +29,8 @@ class DistanceSpec(FrozenSpec):
     def summary(self, recipe: Recipe, its: str) -> str:
         """Return how the model was trained."""
         return (
-            f"distance from the frequent class in {its} features, which were not trained, and a logistic regression on "
-            "them as far as there are images of the rare class"
+            f"distance from the frequent class in {its} features, which were not trained, and regressions on them as "
+            "far as there are images of the rare class"
         )
 
     def counted(self, counts: Sequence[int]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Distance: how far an image is from those of the frequent class, mixed with a logistic regression on the features."""
+"""Distance: how far an image is from those of the frequent class, mixed with regressions on the features."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LATE = 2
 
 
 class DistanceTrainer(FeatureTrainer):
-    """Fits the distance to the images of the frequent class, and the regression to all."""
+    """Fits the distance to the images of the frequent class, and the regressions to all."""
 
     def head(self, loss: LossSettings, features: int) -> ClassifierHead:
         """Return a classifier with as many axes as the training images of the frequent class can have."""
@@ -45,7 +45,7 @@ class DistanceTrainer(FeatureTrainer):
 
     def _fitted(self, features: Features) -> dict[str, Tensor]:
         """Return the state of the classifier."""
-        labels, settings = self.prepared.train.labels, self.recipe.regression
+        labels, settings, layout = self.prepared.train.labels, self.recipe.regression, self.model.layout
         normal = int(self.prepared.counts().argmax())
         distance = fit_distance(features[labels == normal], self._columns())
         column = distance.column(features)
@@ -62,6 +62,7 @@ class DistanceTrainer(FeatureTrainer):
             folds=settings.folds,
             seed=self.recipe.seed,
             importance=self.importance,
+            parts=[] if layout is None else layout.kinds(self.card.num_beside),
         )
         self._tell(normal, int((labels != normal).sum()), mixed)
         return _state(distance, mixed, self._num_axes(features.shape[1]))
