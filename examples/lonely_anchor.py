@@ -100,6 +100,9 @@ def main() -> None:
         axis.set_ylim(-1.1, 1.35)
         axis.axis("off")
     figure.suptitle("What moves the one orange image of a batch of 11 to 1 in a training step", fontsize=12)
+    figure.text(
+        0.5, 0.02, "The lengths of the arrows grow with the logarithm of the numbers.", ha="center", color="0.4"
+    )
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(FIGURE, metadata={"Date": None}, bbox_inches="tight")
     console.print(f"Picture: {FIGURE.relative_to(FIGURE.parents[2])}")

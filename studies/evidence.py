@@ -187,7 +187,7 @@ NAMED = {
     "thorough": ("#0072b2", (8, 6)),
     "quick": ("#0072b2", (8, 6)),
     "weighted-ce": ("#d55e00", (8, 6)),
-    "cl": ("#b55f8e", (-20, -4)),
+    "cl": ("#b55f8e", (-18, -16)),
     "afcl": ("#008f68", (8, -4)),
 }
 """The methods with a name in the figure: colour, and where the name stands, in points beside the point."""
@@ -199,6 +199,7 @@ def draw_figure(path: Path) -> None:
 
     mpl.use("agg")
     import matplotlib.pyplot as plt
+    from matplotlib.patheffects import withStroke
 
     fig, axes = plt.subplots(1, 2, figsize=(11, 5))
     for axis, (title, settings) in zip(axes, PANELS.items(), strict=True):
@@ -216,6 +217,7 @@ def draw_figure(path: Path) -> None:
                     textcoords="offset points",
                     color=shade,
                     weight="bold",
+                    path_effects=[withStroke(linewidth=3, foreground="white")],
                 )
         axis.set(xscale="log", title=title, xlabel="minutes of two cores, from images to model")
         axis.set(ylabel="balanced accuracy, %")

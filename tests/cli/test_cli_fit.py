@@ -328,6 +328,9 @@ def test_the_demo_finds_cracked_eggs_and_notices_what_is_no_egg(call: Call, tmp_
     again = json.loads(call("demo", "--out", out, "--json").out)
     assert again["headlines"] == [line for line in ended.out.splitlines() if line.startswith("cracked: ")]
     assert [row["unfamiliar"] for row in again["new"]] == [False, False, False, True]
+    assert [row["predicted"] for row in again["new"]] == [
+        "cracked" if row["p:cracked"] >= 0.1 else "intact" for row in again["new"]
+    ]  # The share of cracked eggs in training decides.
     assert {name: (out / name).stat().st_mtime_ns for name in written} == written
 
     metrics = json.loads((out / "run" / "metrics.json").read_text())

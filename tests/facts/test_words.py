@@ -22,17 +22,17 @@ WORDS = [
     (
         notes.quick_by_size(4000),
         "Recipe: quick, because no recipe was named and there are 4,000 images, of which thorough would compute four "
-        f"views each: a pretrained encoder that is not trained. {OTHERS}",
+        f"copies each, mirrored and turned: a pretrained encoder that is not trained. {OTHERS}",
     ),
     (
         notes.quick_by_rarest(1),
         "Recipe: quick, because no recipe was named and the rarest class has 1 image: a pretrained encoder that is not "
-        f"trained. With so few, more views of each image are no reliable gain. {OTHERS}",
+        f"trained. With so few, test-time augmentation is no reliable gain. {OTHERS}",
     ),
     (
         notes.thorough_by_size(40),
-        "Recipe: thorough, because no recipe was named: four views of 40 images through a pretrained encoder. Use "
-        f"--recipe quick for one view. {OTHERS}",
+        "Recipe: thorough, because no recipe was named: 40 images, each also mirrored and turned, through a pretrained "
+        f"encoder. Use --recipe quick for the images alone. {OTHERS}",
     ),
     (
         notes.expected_time(130.0, 61.2, 6),

@@ -81,7 +81,7 @@ def _find_eggs(out: Path, *, seed: int, quiet: bool, as_json: bool) -> None:
         {
             "path": name,
             "predicted": answers.labels[place],
-            "probability": float(answers.probabilities[place].max()),
+            "p:cracked": float(answers.probabilities[place][answers.classes.index("cracked")]),
             "unfamiliar": bool(strange[place]),
         }
         for place, name in enumerate(answers.names)
@@ -91,10 +91,10 @@ def _find_eggs(out: Path, *, seed: int, quiet: bool, as_json: bool) -> None:
         return
     unlike = "unlike the training images: do not trust the answer"
     rows = [
-        [Path(row["path"]).name, row["predicted"], f"{row['probability']:.2f}", unlike if row["unfamiliar"] else ""]
+        [Path(row["path"]).name, row["predicted"], f"{row['p:cracked']:.2f}", unlike if row["unfamiliar"] else ""]
         for row in found
     ]
-    tell(table(["picture", "predicted", "probability", ""], rows))
+    tell(table(["picture", "predicted", "p:cracked", ""], rows))
     next_steps = {
         "the mistakes": f"lopsided report {where} --open",
         "miss fewer": f"lopsided predict {where} {at}/new --decide recall:cracked=0.95",

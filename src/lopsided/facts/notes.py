@@ -23,7 +23,7 @@ def quick_by_size(images: int) -> str:
     """The recipe quick was taken, because thorough takes long for so many images."""
     return (
         f"Recipe: quick, because no recipe was named and there are {images:,} images, of which thorough would compute "
-        f"four views each: a pretrained encoder that is not trained. {_OTHER_RECIPES}"
+        f"four copies each, mirrored and turned: a pretrained encoder that is not trained. {_OTHER_RECIPES}"
     )
 
 
@@ -32,7 +32,7 @@ def quick_by_rarest(images: int) -> str:
     """The recipe quick was taken, because a class has few images."""
     return (
         f"Recipe: quick, because no recipe was named and the rarest class has {images} image{'s' * (images != 1)}: a "
-        "pretrained encoder that is not trained. With so few, more views of each image are no reliable gain. "
+        "pretrained encoder that is not trained. With so few, test-time augmentation is no reliable gain. "
         f"{_OTHER_RECIPES}"
     )
 
@@ -50,8 +50,8 @@ def quick_for_vectors(width: int) -> str:
 def thorough_by_size(images: int) -> str:
     """The recipe thorough was taken, because there are few images."""
     return (
-        f"Recipe: thorough, because no recipe was named: four views of {images:,} images through a pretrained encoder. "
-        f"Use --recipe quick for one view. {_OTHER_RECIPES}"
+        f"Recipe: thorough, because no recipe was named: {images:,} images, each also mirrored and turned, "
+        f"through a pretrained encoder. Use --recipe quick for the images alone. {_OTHER_RECIPES}"
     )
 
 
