@@ -87,7 +87,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "push": partial(printed, "push.py", "table"),
         "forces": partial(printed, "push.py", "forces"),
     },
-    "README.md": {"peers-short": partial(printed, "peers.py", "short")},
+    **{page: {"peers-short": partial(printed, "peers.py", "short")} for page in ("README.md", "which-recipe.md")},
     "peers.md": {
         "peers-short": partial(printed, "peers.py", "short"),
         "peers": partial(printed, "peers.py", "table"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def test_one_class_goes_the_whole_way(call: Call, few: list[str], tmp_path: Path
     assert "lopsided find" in ended.out
     assert "Balanced accuracy" not in ended.out  # It needs two classes.
     assert "among 40 other images (" in ended.out
+    assert "images of unusual (0)" not in ended.err
 
     assert call("predict", run, pool, "--out", tmp_path / "p.csv").code == 0
     called = {Path(row["path"]).parent.name: row["predicted"] for row in rows_of(tmp_path / "p.csv")}
@@ -62,6 +64,8 @@ def test_one_class_goes_the_whole_way(call: Call, few: list[str], tmp_path: Path
         assert call(*words).code == 0, words
     page = next(run.glob("*.html")).read_text()
     assert "The 24 most unusual of 40 images" in page
+    assert "; no image of “unusual” was tested</h1>" in page
+    assert re.findall(r'<p class="figure-name">(.*?)</p>', page) == ["share of false alarms"]
     assert page.count('class="tile hot"') == 24
     assert page.count('class="heat"') >= 24  # Where each of them is unlike the others.
     assert '<table class="narrowing">' in page

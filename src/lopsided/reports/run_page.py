@@ -13,6 +13,7 @@ from PIL import Image
 
 from lopsided.data.images import Progress
 from lopsided.errors import InputError, sentence
+from lopsided.evaluation.intervals import share_interval
 from lopsided.evaluation.metric_table import METRICS
 from lopsided.recipe.words import amount
 from lopsided.reports import run_figures, run_words, svg
@@ -221,6 +222,10 @@ def _headline(facts: Facts, figures: Evaluation) -> list[dict[str, Any]]:
     if facts.focus is None and not is_rarest:
         which = "the rarest class that was evaluated"
     decided = sum(line[facts.minority] for line in figures.confusion)
+    if not row.support:  # Recall, precision and balanced accuracy need images of the class.
+        called = share_interval(decided / max(figures.num_images, 1), figures.num_images, figures.level)
+        note = f"{decided:,} of {amount(figures.num_images, 'image')} called {quoted(row.label)}"
+        return [_with_strip({"name": "share of false alarms", "figure": called, "note": note, "reference": None})]
     share = row.support / max(figures.num_images, 1)
     alarms = f"{found:,} of {amount(decided, 'alarm')} real" if decided else "no alarm"
     items: list[dict[str, Any]] = [
@@ -243,14 +248,16 @@ def _headline(facts: Facts, figures: Evaluation) -> list[dict[str, Any]]:
             "reference": majority.uwa,
         },
     ]
-    for item in items:
-        figure = item["figure"]
-        if figure.value is None:
-            item["strip"] = ""
-            continue
-        told = f"{figure.value:.3f}, interval {figure.low:.3f} to {figure.high:.3f}; {item['note']}"
-        item["strip"] = svg.strip(told, figure.value, figure.low, figure.high, item["reference"])
-    return items
+    return [_with_strip(item) for item in items]
+
+
+def _with_strip(item: dict[str, Any]) -> dict[str, Any]:
+    """Add the picture of a number and its interval, or none if it is not defined."""
+    figure = item["figure"]
+    if figure.value is None:
+        return {**item, "strip": ""}
+    told = f"{figure.value:.3f}, interval {figure.low:.3f} to {figure.high:.3f}; {item['note']}"
+    return {**item, "strip": svg.strip(told, figure.value, figure.low, figure.high, item["reference"])}
 
 
 def _beside_quick(facts: Facts) -> str:

@@ -407,7 +407,8 @@ class FoldResults:
     def _cautions(self, leaks: Leaks) -> Iterator[Fact]:
         from lopsided.training.cautions import FEW_TEST, few_classes, leak_cautions
 
-        few = few_classes(self.source.counts(), FEW_TEST)
+        counts = {name: number for name, number in self.source.counts().items() if number}
+        few = few_classes(counts, FEW_TEST)  # A class without any image has no interval to check.
         if few:
             yield cautions.few_images(few, FEW_TEST)
         if alone := self._unmeasured():

@@ -270,10 +270,7 @@ class Headline:
         """
         name = self.label if label is None else label
         if not self.images:
-            alarms = share_interval(self.false_alarms / max(self.others, 1), self.others, LEVEL)
-            value, low, high = (100 * part for part in (alarms.value, alarms.low, alarms.high))
-            share = f" ({value:.1f} %, {low:.1f} to {high:.1f} %)"
-            return f"{name}: no image was tested; {self._alarms()}{share if self.others else ''}"
+            return f"{name}: no image was tested; {self._alarms()}{self._share_of_alarms()}"
         return f"{name}: finds {self.found:,} of {self.images:,} ({self._share()}); {self._alarms()}"
 
     def title(self, label: str) -> str:
@@ -281,9 +278,12 @@ class Headline:
 
         >>> Headline("shirt", 20, 24, 0.64, 0.93, 46, 300).title("shirts")
         'Finds 20 of 24 shirts (83 %, 64 to 93 %) with 46 false alarms'
+        >>> Headline("unusual", 0, 0, None, None, 10, 200).title("“unusual”")
+        '10 false alarms among 200 images (5.0 %, 2.7 to 9.0 %); no image of “unusual” was tested'
         """
         if not self.images:
-            return f"No image of {label} was tested; {self._false()}"
+            alarms = self._alarms().replace(" other image", " image") + self._share_of_alarms()
+            return f"{alarms}; no image of {label} was tested"
         return f"Finds {self.found:,} of {self.images:,} {label} ({self._share()}) with {self._false()}"
 
     def _share(self) -> str:
@@ -291,6 +291,14 @@ class Headline:
         if self.low is not None and self.high is not None:
             share += f", {100 * self.low:.0f} to {100 * self.high:.0f} %"
         return share
+
+    def _share_of_alarms(self) -> str:
+        """The share of false alarms with its interval, which is all that can be said without images of the class."""
+        if not self.others:
+            return ""
+        alarms = share_interval(self.false_alarms / self.others, self.others, LEVEL)
+        value, low, high = (100 * part for part in (alarms.value, alarms.low, alarms.high))
+        return f" ({value:.1f} %, {low:.1f} to {high:.1f} %)"
 
     def _false(self) -> str:
         return f"{self.false_alarms:,} false alarm{'' if self.false_alarms == 1 else 's'}"
