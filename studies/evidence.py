@@ -199,7 +199,6 @@ def draw_figure(path: Path) -> None:
 
     mpl.use("agg")
     import matplotlib.pyplot as plt
-    from matplotlib.patheffects import withStroke
 
     fig, axes = plt.subplots(1, 2, figsize=(11, 5))
     for axis, (title, settings) in zip(axes, PANELS.items(), strict=True):
@@ -217,7 +216,6 @@ def draw_figure(path: Path) -> None:
                     textcoords="offset points",
                     color=shade,
                     weight="bold",
-                    path_effects=[withStroke(linewidth=3, foreground="white")],
                 )
         axis.set(xscale="log", title=title, xlabel="minutes of two cores, from images to model")
         axis.set(ylabel="balanced accuracy, %")
