@@ -31,7 +31,7 @@ def browser() -> Iterator[Browser]:
     driver = pytest.importorskip("playwright.sync_api", reason="NO BROWSER TESTS: the package playwright is missing")
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
-        pytest.skip(f"NO BROWSER TESTS: none of {', '.join(NAMES)} is installed (`make browser` installs one)")
+        pytest.skip(f"NO BROWSER TESTS: none of {', '.join(NAMES)} is installed (`make programs` installs one)")
     with driver.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=found, args=FLAGS)
         yield started
