@@ -110,7 +110,7 @@ def test_bad_input_is_one_sentence(
     (tmp_path / "empty").mkdir()
     cases = [
         ((frozen, tmp_path / "empty", "--class", "dog"), "a folder of images must hold at least one, got none below "),
-        ((frozen, photos, "--class", "dog"), "the pool must hold images that are not labelled yet, got 38, each "),
+        ((frozen, photos, "--class", "dog"), "Each of the 38 images is labelled already: there is nothing to find."),
         ((frozen, pool, "--class", "dogs"), "--class must be one of cat, dog, got 'dogs'. Did you mean dog?"),
         (
             (frozen, pool, "--class", "dog", "--by", "luck"),

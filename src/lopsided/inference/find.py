@@ -305,9 +305,7 @@ class Search:
             raise DataError(f"No image is readable: {result.unreadable:,} failed, the first {path} ({reason}).")
         if result.images == result.unreadable + result.known:
             journal.remove()
-            must = "the pool must hold images that are not labelled yet"
-            got = f"{result.known:,}, each byte-identical to a labelled image"
-            raise DataError(sentence(must, got, "Give other images."))
+            raise DataError(f"Each of the {result.known:,} images is labelled already: there is nothing to find.")
         result.rows = self._ordered(features)
         return result
 
