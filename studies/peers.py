@@ -278,6 +278,8 @@ PEERS: dict[str, Callable[[Rows], Scores]] = {
 OWN = ("colours alone", "16 x 16 pixels", "ResNet-50")
 """Methods with features of their own."""
 METHODS = (*RECIPES, *PEERS, *OWN, TIMED)
+BESIDE = ("quick", FEWER, TIMED)
+"""What ``scratch`` compares."""
 
 
 class Images:
@@ -461,28 +463,29 @@ def scratch(found: Iterable[Answers]) -> str:
     import from_scratch
 
     lines = [line for line in from_scratch.read(from_scratch.RECORD) if line["compared_as"] == from_scratch.BASE]
-    known = [{**line, **from_scratch.figures(line)} for line in lines]
-    records = shared.nested(known, "scenario", "seed")
+    records = shared.nested(
+        ({"uwa": from_scratch.figures(line)["balanced"], **line} for line in lines), "scenario", "seed"
+    )
     rows = []
     for (data, cell), methods in sorted(gathered(found).items(), key=study.place):
-        if TIMED not in methods:
-            continue
-        runs = {
-            name: {seed: metrics(folds) for seed, folds in methods[name].items()}
-            for name in ("quick", FEWER, TIMED)
-            if name in methods
-        }
-        fewer_runs = runs.get(FEWER, {})
-        images = {seed: {"uwa": line["balanced"]} for seed, line in records.get(cell, {}).items() if seed in fewer_runs}
-        equal = ["", "", ""]
-        if images:
-            difference = shared.minus(images, fewer_runs, "uwa")
-            equal = [shared.mean_of(fewer_runs, "uwa"), shared.mean_of(images, "uwa"), difference]
-        both = {seed: line for seed, line in runs["quick"].items() if seed in runs[TIMED]}
-        shown = [*equal, shared.mean_of(both, "uwa"), shared.mean_of(runs[TIMED], "uwa")]
-        rows.append((data, cell, len(runs[TIMED]), *shown, shared.minus(runs[TIMED], runs["quick"], "uwa")))
-    head = "data | setting | repeats | quick, 550 images | from scratch, 550 images | difference | quick"
-    return shared.table(f"{head} | from scratch, time of quick | difference", rows)
+        runs = {name: {seed: metrics(folds) for seed, folds in methods.get(name, {}).items()} for name in BESIDE}
+        runs["record"] = records.get(cell, {}) if data == "tops" else {}
+        cells = [
+            cell_ for pair in (("record", FEWER), (TIMED, "quick")) for cell_ in beside(*(runs[one] for one in pair))
+        ]
+        if any(cells):
+            rows.append((data, cell, *cells))
+    head = "data | setting | repeats | quick, 550 images | from scratch, 550 images | difference"
+    return shared.table(f"{head} | repeats | quick | from scratch, time of quick | difference", rows)
+
+
+def beside(runs: shared.Runs, base: shared.Runs) -> list[str]:
+    """Return the number of repeats that both have, the means of the base and of the other, and the difference."""
+    both = runs.keys() & base.keys()
+    if not both:
+        return [""] * 4
+    own, other = ({seed: side[seed] for seed in sorted(both)} for side in (runs, base))
+    return [str(len(both)), shared.mean_of(other, "uwa"), shared.mean_of(own, "uwa"), shared.minus(own, other, "uwa")]
 
 
 def main() -> None:

@@ -91,6 +91,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "peers.md": {
         "peers-short": partial(printed, "peers.py", "short"),
         "peers": partial(printed, "peers.py", "table"),
+        "scratch": partial(printed, "peers.py", "scratch"),
     },
     "registered.md": {
         "registered": partial(printed, "registered.py", "table"),
