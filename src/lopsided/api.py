@@ -64,7 +64,7 @@ def fit(
     Args:
         data: A folder with one sub-folder per class, a table with the columns path and label, or the name of a source.
         out: Folder of the run, which must be new or empty, except with ``resume``. None: runs/1, runs/2 and so on.
-        recipe: Name of a recipe, or a TOML file. None: quick or thorough, by the number of images.
+        recipe: Name of a recipe, or a TOML file. None: few, quick or thorough, by the numbers of images.
         loss: Name of a loss, or a mapping with its ``name`` and parameters, to train an encoder.
         encoder: Name of a timm model.
         group, group_from: Table column of groups, such as patient, or "parent" for folders, or a pattern of names, as

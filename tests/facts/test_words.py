@@ -90,9 +90,19 @@ WORDS = [
         "There is no image of another class than good: the score is the distance from good alone.",
     ),
     (
-        notes.distance("good", 3, 0.84),
+        notes.distance("good", 1, 1.5, 1.0),
+        "The score is a regression on 1 image of another class and the distance from good, which adds 1.5 to the log "
+        "odds per deviation.",
+    ),
+    (
+        notes.distance("good", 3, 0.84, 0.5),
         "The score is a mean of regressions on 3 images of other classes and the distance from good, which adds 0.84 "
         "to the log odds per deviation.",
+    ),
+    (
+        notes.distance("good", 30, 0.0, 0.0),
+        "The score is a mean of regressions on 30 images of other classes. These are about as far from good as its own "
+        "images, so the distance does not count.",
     ),
     (
         cautions.unmeasured_classes(["fox"]),

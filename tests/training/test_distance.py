@@ -164,6 +164,14 @@ def test_calibration_keeps_the_ranking_if_left_out_images_say_nothing() -> None:
     assert found.pull[1] - found.pull[0] == pytest.approx(2 * LEAST_FACTOR)
 
 
+def test_calibration_leaves_a_class_without_images_far_below_the_others() -> None:
+    labels, blank = np.repeat([0, 1], [200, 2]), np.zeros((202, 2))  # Nothing is known, so the factor is small.
+    bias, pull = np.array([2.0, -2.0, -32.0]), np.array([-1.0, 0.5, 0.5])
+    known = Regression(np.zeros((3, 8)), bias, 1e-3, 2, (), blank)
+    found = _calibrated(Mixed(known.weight, known.bias, pull, known), labels, None)
+    assert found.bias[:2].min() - found.bias[2] == pytest.approx(30)
+
+
 def test_log_odds_are_calibrated_beside_the_class_shares() -> None:
     normal, rare = images(300), images(30, seed=1, shift=2.0)
     _, low, high = mixture(normal, rare)

@@ -84,7 +84,8 @@ RecipeName = Annotated[
     str | None,
     option(
         TRAIN,
-        "Name of a recipe (`lopsided recipes`), or a TOML file. default: quick or thorough, by the number of images.",
+        "Name of a recipe (`lopsided recipes`), or a TOML file. default: few, quick or thorough, by the numbers of "
+        "images.",
         autocompletion=complete_recipe,
     ),
 ]
@@ -106,8 +107,8 @@ Folds = Annotated[
     int | None,
     option(
         TRAIN,
-        "Test every image: train this many models, each tested on one fold. 1: one split. Default: 5 with quick and "
-        "thorough, if a class has fewer than 200 images.",
+        "Test every image: train this many models, each tested on one fold. 1: one split. Default: 5 with few, "
+        "quick and thorough, if a class has fewer than 200 images.",
         min=1,
     ),
 ]

@@ -501,14 +501,20 @@ def one_class(normal: str) -> str:
 
 
 @note("model")
-def distance(normal: str, rare: int, pull: float) -> str:
-    """How the score of the method distance is made up."""
+def distance(normal: str, rare: int, pull: float, relied: float = 1.0) -> str:
+    """How the score of the method distance is made up. ``relied``: the share of the regression with the distance."""
     if not rare:
         return f"There is no image of another class than {normal}: the score is the distance from {normal} alone."
     images = "1 image of another class" if rare == 1 else f"{rare:,} images of other classes"
+    if relied == 0:
+        return (
+            f"The score is a mean of regressions on {images}. These are about as far from {normal} as its own images, "
+            "so the distance does not count."
+        )
+    what = "a regression" if relied == 1 else "a mean of regressions"
     return (
-        f"The score is a mean of regressions on {images} and the distance from {normal}, which adds {pull:.2g} to the "
-        f"log odds per deviation."
+        f"The score is {what} on {images} and the distance from {normal}, which adds {pull:.2g} to the log odds per "
+        "deviation."
     )
 
 

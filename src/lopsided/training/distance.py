@@ -136,13 +136,14 @@ def _principal(z: Floats) -> tuple[Floats, Floats]:
 class Mixed:
     """A linear classifier with the weight ``pull`` (K,) of the column of the distance.
 
-    ``regression`` is the one that has the column, if there is any.
+    ``regression`` is the one that has the column, if there is any, and ``relied`` its share in the mean.
     """
 
     weight: Floats
     bias: Floats
     pull: Floats
     regression: Regression | None
+    relied: float = 1.0
 
 
 def fit_mixed(
@@ -186,7 +187,7 @@ def fit_mixed(
         return mixed
     other = fit_averaged(features, labels, num_classes, importance=importance, parts=parts, **same)
     weight, bias = ((1 - relied) * a + relied * b for a, b in ((other.weight, mixed.weight), (other.bias, mixed.bias)))
-    return Mixed(weight, bias, relied * mixed.pull, mixed.regression)
+    return Mixed(weight, bias, relied * mixed.pull, mixed.regression, relied)
 
 
 def _pull(rare: npt.NDArray[np.bool_]) -> Floats:
@@ -232,11 +233,10 @@ def _calibrated(mixed: Mixed, labels: Indices, groups: npt.NDArray[np.str_] | No
     present, places = np.unique(labels, return_inverse=True)
     factor, shift = calibrated_odds(mixed.regression.left_out, places, groups)
     factor = max(factor, LEAST_FACTOR)
-    shares = np.zeros(len(mixed.bias))
-    shares[present] = np.log(np.bincount(places) / len(places))
-    moved = shares.copy()
-    moved[present] += shift
-    bias = factor * (mixed.bias - shares) + moved
+    shares, before = np.log(np.bincount(places) / len(places)), mixed.bias[present]
+    after = factor * (before - shares) + shares + shift
+    bias = mixed.bias + after.min() - before.min()  # Classes without images stay as far below the others.
+    bias[present] = after
     return Mixed(factor * mixed.weight, bias, factor * mixed.pull, mixed.regression)
 
 

@@ -83,8 +83,8 @@ class DistanceTrainer(FeatureTrainer):
     def _tell(self, normal: int, num_rare: int, mixed: Mixed) -> None:
         pull = float(np.delete(mixed.pull, normal).mean() - mixed.pull[normal])
         self.log.event("distance", normal=self.prepared.classes[normal], rare=num_rare, pull=pull)
-        self.log.fact(notes.distance(self.prepared.classes[normal], num_rare, pull))
-        if mixed.regression is not None:
+        self.log.fact(notes.distance(self.prepared.classes[normal], num_rare, pull, mixed.relied))
+        if mixed.regression is not None and mixed.relied > 0:
             tell_choice(self, mixed.regression)
 
 
