@@ -89,7 +89,7 @@ def main() -> None:
         {"rare": number, "recipe": recipe, "split": split}
         for split in shared.seeds_of(given.splits)
         for number in RARE
-        for recipe in (("fit", "few") if number >= 10 else ("fit",))
+        for recipe in (("fit", "quick") if number >= 10 else ("fit",))
     ]
     shared.compute_missing(RECORD, cells, lambda cell: measure(given.folder, cell))
 

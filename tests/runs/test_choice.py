@@ -53,6 +53,21 @@ def test_images_get_the_thorough_recipe_if_there_are_not_too_many_and_not_too_fe
     assert (name, why) == expected
 
 
+@pytest.mark.parametrize(
+    ("rare", "others", "final", "expected"),
+    [(10, 100, "refit", "few"), (10, 99, "refit", "quick"), (9, 11, "refit", "few"), (10, 100, "ensemble", "quick")],
+)
+def test_the_distance_joins_if_one_of_two_classes_is_so_rare_that_the_other_one_is_normal(
+    tmp_path: Path, rare: int, others: int, final: str, expected: str
+) -> None:
+    for label, num in (("broken", rare), ("good", others)):
+        (tmp_path / label).mkdir()
+        for i in range(num):
+            Image.new("RGB", (8, 8), (i, num, 0)).save(tmp_path / label / f"{i}.png")
+    base = named_recipe("quick").override(**{"data.folds": 2, "final": final})
+    assert choose_recipe(base, str(tmp_path))[0] == expected
+
+
 def test_images_that_cannot_be_read_do_not_stop_the_choice(tmp_path: Path) -> None:
     folder = write_photographs(tmp_path / "some", 28)
     (folder / "cat" / "0.png").write_bytes(b"not an image")

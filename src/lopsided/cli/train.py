@@ -165,9 +165,9 @@ def fit(
     without a network: four views of each of up to 3,000 images if each class
     has at least 50 (the recipe thorough), one view otherwise (quick). If a
     class has fewer than 200 images, every image is tested once, in five
-    folds. With one class, or fewer than 10 images of the rarer of two, the
-    distance from normal joins (few). Without --out, the run is in runs/1,
-    runs/2 and so on.
+    folds. With one class, or with two of which one is rare (fewer than 10
+    images, or fewer than 50 and a tenth of the other), the distance from
+    normal joins (few). Without --out, the run is in runs/1, runs/2 and so on.
 
     With --loss or --recipe from-scratch, an encoder is trained. NAME=VALUE
     sets any field of the recipe; --name VALUE is read as name=VALUE.

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 
 QUICK, THOROUGH, FEW = "quick", "thorough", "few"
-FEW_RARE = 10
-"""With two classes and fewer images of one of them, the distance from the other one helps (docs/few.md)."""
+FEW_RARE, TIMES = 10, 10
+"""With two classes and fewer images of one of them than ``FEW_RARE``, or than ``ENOUGH`` and so many times as many of
+the other, the distance from the other one helps (docs/few.md)."""
 USUAL_ALARMS = 0.05
 """The share of false alarms of a model of one class."""
 MANY, ENOUGH = 3000, 50
@@ -49,11 +50,23 @@ def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None
     if isinstance(source.images, Vectors):
         return QUICK, [notes.quick_for_vectors(source.images.width)]
     num, counts = len(source), sorted(source.counts().values())
-    if len(counts) == 2 and counts[0] < min(FEW_RARE, counts[1]):
+    if has_normal(counts) and (base.final != "ensemble" or not counts[0]):  # An average of distances is no distance.
         return FEW, [notes.few_by_counts(counts[0])]
     if usual_recipe(counts) == THOROUGH:
         return THOROUGH, [notes.thorough_by_size(num)]
     return QUICK, [notes.quick_by_size(num) if num > MANY else notes.quick_by_rarest(counts[0])]
+
+
+def has_normal(counts: Sequence[int]) -> bool:
+    """Return whether one of two classes, the smaller first, is so rare that the other one is what is normal.
+
+    >>> [has_normal(counts) for counts in ([0, 9], [9, 10], [10, 99], [10, 100], [49, 490], [50, 900], [1, 9, 900])]
+    [True, True, False, True, True, False, False]
+    """
+    if len(counts) != 2:
+        return False
+    rare, others = counts
+    return rare < min(FEW_RARE, others) or (rare < ENOUGH and others >= TIMES * rare)
 
 
 def usual_recipe(counts: Sequence[int]) -> str:
