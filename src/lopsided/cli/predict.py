@@ -130,7 +130,6 @@ def _predict_here(
     """Predict images or tables of vectors with the model of a run, on this machine or on a cluster."""
     from lopsided.inference.predict import grouping
     from lopsided.recipe.views import parse_tta
-    from lopsided.runs.find import answering
     from lopsided.runs.reopen import open_familiarity, open_model, open_use, use_views
 
     wanted = parse_tta(applied.tta)
@@ -146,6 +145,8 @@ def _predict_here(
     _warn_of_formulas(card.classes)
     if not output.quiet and (applied.decide is not None or applied.prevalence is not None):
         say(rule_words(use.decision, card.classes, stated=use.shares is not None))
+    from lopsided.runs.find import answering  # It needs torch, which mistakes in the options need not wait for.
+
     target = Terminal() if sys.stdout.isatty() else sys.stdout  # Before a cluster redirects the output of Ray.
     with answering(
         model,
