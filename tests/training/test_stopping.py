@@ -16,7 +16,7 @@ from lopsided import stopping
 from lopsided.errors import RunError
 from lopsided.facts.log import Reporter
 from lopsided.models.model import CARD_NAME, WEIGHTS_NAME
-from lopsided.ranks import Ranks
+from lopsided.ranks import ALONE, Ranks
 from lopsided.stopping import STOPPING
 from lopsided.training import checkpoint
 from lopsided.training.checkpoint import Checkpoint, State
@@ -74,7 +74,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def results(folder: Path, kind: str, *, stopped: Requesting | None = None, ranks: Ranks | None = None) -> list[Any]:
+def results(folder: Path, kind: str, *, stopped: Requesting | None = None, ranks: Ranks = ALONE) -> list[Any]:
     """Train, or continue, and return the bytes of the model and the facts of the epochs. [] if it was stopped."""
     STOPPING.requested = False
     recipe, source = tiny(encoder_training__batch_size=6, **CHANGES[kind]), stripes(COUNTS)
