@@ -43,8 +43,9 @@ HEADERS = {
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 INTERNAL = RefusedError(500, "internal", "The server has made a mistake. Its log says more.")
 _OPEN = ("/healthz", "/login")
-_COOKIE = "lopsided-"
 """What needs no token, besides the files of the page."""
+_COOKIE = "lopsided-"
+"""How the names of cookies begin."""
 
 
 def is_loopback(host: str) -> bool:
