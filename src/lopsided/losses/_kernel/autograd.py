@@ -7,60 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lopsided.losses._kernel.tiled import Sweep, sweep
+from lopsided.losses._kernel.tiled import sweep
 
 _TWICE = "A second derivative needs the dense path, got the tiled one. Pass tile=None to differentiate twice."
 
 
-@torch.library.custom_op("lopsided::sweep", mutates_args=())
-def _sweep_op(
-    z: Tensor,
-    reference: Tensor | None,
-    learnt: Tensor | None,
-    y: Tensor | None,
-    y_reference: Tensor | None,
-    mask: Tensor | None,
-    contrast: Tensor | None,
-    anchors: Tensor | None,
-    weight: Tensor | None,
-    eta: float,
-    gamma: float,
-    temperature: float,
-    parity: bool,
-    released: bool,
-    tile: int,
-    want_values: bool,
-    want_grad: bool,
-    want_reference_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The kernel as one opaque operation, so that torch.compile keeps it whole instead of unrolling its blocks."""
-    return sweep(
-        z, reference, learnt, y, y_reference, mask, contrast, anchors, weight, eta, gamma, temperature, parity,
-        released, tile, want_values, want_grad, want_reference_grad,
-    )  # fmt: skip
+_sweep_op = torch.library.custom_op("lopsided::sweep", sweep, mutates_args=())
+"""The kernel as one opaque operation, so that torch.compile keeps it whole instead of unrolling its blocks."""
 
 
 @_sweep_op.register_fake
 def _(
-    z: Tensor,
-    reference: Tensor | None,
-    learnt: Tensor | None,
-    y: Tensor | None,
-    y_reference: Tensor | None,
-    mask: Tensor | None,
-    contrast: Tensor | None,
-    anchors: Tensor | None,
-    weight: Tensor | None,
-    eta: float,
-    gamma: float,
-    temperature: float,
-    parity: bool,
-    released: bool,
-    tile: int,
-    want_values: bool,
-    want_grad: bool,
-    want_reference_grad: bool,
+    z: Tensor, reference: Tensor | None, learnt: Tensor | None, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    want_values, want_grad, want_reference_grad = others[-3:]
     # Sizes by shape, which may be symbols, and row-major whatever the layout of the input: as the kernel returns them.
     values = z.new_empty(z.shape[0] if want_values else 0)
     grad_z = z.new_empty(z.shape) if want_grad else z.new_empty(0)
@@ -71,9 +31,10 @@ def _(
     return values, grad_z, grad_reference, grad_temperature
 
 
-def _run(*arguments: Any) -> Sweep:
+def _run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if torch.compiler.is_compiling():
-        return Sweep(*_sweep_op(*arguments))
+        found: tuple[Tensor, Tensor, Tensor, Tensor] = _sweep_op(*arguments)
+        return found
     device = arguments[0].device.type
     if torch.is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
@@ -117,7 +78,7 @@ class TiledRows(torch.autograd.Function):
         """``arguments``: the eight of ``Arguments``, and the options of the kernel."""
         inputs, ctx.options = arguments[:8], arguments[8:]
         ctx.save_for_backward(*map(_saveable, inputs))
-        return _run(*inputs, None, *ctx.options, True, False, False).values
+        return _run(*inputs, None, *ctx.options, True, False, False)[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -61,36 +61,13 @@ def sweep(
     return values, grad_queries.div_(temperature), grad_columns
 
 
-@torch.library.custom_op("lopsided::averaged_sweep", mutates_args=())
-def _sweep_op(
-    queries: Tensor,
-    columns: Tensor,
-    y: Tensor,
-    y_columns: Tensor,
-    log_weight: Tensor,
-    own: Tensor,
-    weight: Tensor | None,
-    temperature: float,
-    tile: int,
-    want_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The kernel as one operation, so that torch.compile does not unroll its blocks."""
-    return sweep(queries, columns, y, y_columns, log_weight, own, weight, temperature, tile, want_grad)
+_sweep_op = torch.library.custom_op("lopsided::averaged_sweep", sweep, mutates_args=())
+"""The kernel as one operation, so that torch.compile does not unroll its blocks."""
 
 
 @_sweep_op.register_fake
-def _(
-    queries: Tensor,
-    columns: Tensor,
-    y: Tensor,
-    y_columns: Tensor,
-    log_weight: Tensor,
-    own: Tensor,
-    weight: Tensor | None,
-    temperature: float,
-    tile: int,
-    want_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(queries: Tensor, columns: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    want_grad = others[-1]
     grads = [queries.new_empty(x.shape if want_grad else 0) for x in (queries, columns)]
     return queries.new_empty(queries.shape[0]), grads[0], grads[1]
 

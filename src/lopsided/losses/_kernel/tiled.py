@@ -51,15 +51,6 @@ _EXACT_IN_FLOAT = 2**24  # whole numbers below this are float32 numbers
 _Rows: TypeAlias = slice | Tensor
 
 
-class Sweep(NamedTuple):
-    """What one visit of all anchors gives: values (n,), gradients of the weighted sum (empty where not asked for)."""
-
-    values: Tensor
-    grad_z: Tensor
-    grad_reference: Tensor
-    grad_temperature: Tensor
-
-
 @dataclass
 class _Batch:
     """Anchors in the order of visiting, everything they are contrasted with, and where gradients gather."""
@@ -139,8 +130,11 @@ def sweep(
     want_values: bool,
     want_grad: bool,
     want_reference_grad: bool,
-) -> Sweep:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Visit all anchors once. There must be three contrast columns at least, the anchor's own among them.
+
+    Return values (n,), and the gradients of their weighted sum by z, by the reference and by the temperature. What is
+    not asked for is empty.
 
     ``tile`` is the number of rows in a block; 0 leaves it to :func:`rows_per_block`. ``learnt`` is the temperature as a
     tensor; it replaces ``temperature`` and gets a gradient. With ``contrast``, all rows are visited by the formulas
@@ -192,7 +186,7 @@ def sweep(
         grad_z = torch.empty_like(grad_z).index_copy_(0, order, grad_z) if want_grad else grad_z
     if reference_order is not None and len(grad_reference):
         grad_reference = torch.empty_like(grad_reference).index_copy_(0, reference_order, grad_reference)
-    return Sweep(values, grad_z, grad_reference, grad_temperature)
+    return values, grad_z, grad_reference, grad_temperature
 
 
 def _gradients(batch: _Batch, z: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
