@@ -32,6 +32,7 @@ from lopsided.data.sources import open_source
 from lopsided.errors import DataError, InputError, LopsidedError, RunError
 from lopsided.models.encoders import build_encoder
 from lopsided.recipe import Recipe
+from lopsided.recipe.sections import Data
 from lopsided.reports.run_page import run_page
 from lopsided.reports.thumbnails import PICTURES
 from lopsided.runs.folder import Run
@@ -133,7 +134,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "photos/table.csv": lambda root: open_source(root / "photos" / "table.csv"),
     "photos/table.parquet": lambda root: open_source(root / "photos" / "table.parquet"),
     "photos/marks.csv": lambda root: add_more(
-        open_source(root / "photos"), [str(root / "photos" / "marks.csv")], allow_outside=True
+        open_source(root / "photos"), Data(more=[str(root / "photos" / "marks.csv")], allow_outside=True)
     ),
     "weights.safetensors": lambda root: build_encoder(
         "mlp-4", in_features=3, weights=root / "weights.safetensors"

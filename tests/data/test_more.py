@@ -14,6 +14,7 @@ from lopsided.data.splits import Splits, split
 from lopsided.errors import DataError
 from lopsided.facts import notes
 from lopsided.recipe import Recipe
+from lopsided.recipe.sections import Data
 from tiny import write_photos
 
 
@@ -34,7 +35,7 @@ def write_marks(folder: Path, *rows: str, name: str = "marks.csv", header: str =
 
 def test_marked_images_are_trained_on_and_never_tested(photos: Path, pool: Path, tmp_path: Path) -> None:
     marks = write_marks(tmp_path, "pool/dog/050.png,dog,yes", "pool/cat/050.png,cat,no", "pool/cat/051.png,,skip")
-    source = add_more(open_source(photos), [str(marks)])
+    source = add_more(open_source(photos), Data(more=[str(marks)]))
     assert len(source) == 10
     assert source.more is not None
     joined, splits = training_source(source, split(source, how="stratified", val=0.2, test=0.2, seed=0))
@@ -53,7 +54,7 @@ def test_marked_images_are_trained_on_and_never_tested(photos: Path, pool: Path,
 def test_a_no_among_several_classes_says_nothing_and_is_left_out(pool: Path, tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "three", {"cat": 2, "dog": 2, "fox": 2})
     marks = write_marks(tmp_path, "pool/dog/050.png,dog,yes", "pool/dog/051.png,,no", "pool/cat/051.png,,no")
-    source = add_more(open_source(photos), [str(marks)])
+    source = add_more(open_source(photos), Data(more=[str(marks)]))
     assert source.more is not None
     assert source.more.counts() == {"cat": 0, "dog": 1, "fox": 0}
     assert source.facts[0] == notes.unlabelled_rows("marks.csv", {"no": 2})
@@ -63,19 +64,19 @@ def test_labels_that_contradict_what_is_known_are_refused(photos: Path, pool: Pa
     (pool / "copy.png").write_bytes((photos / "cat" / "001.png").read_bytes())
     marks = write_marks(tmp_path, "pool/dog/050.png,dog,yes", "pool/copy.png,dog,yes")
     with pytest.raises(DataError) as caught:
-        add_more(open_source(photos), [str(marks)])
+        add_more(open_source(photos), Data(more=[str(marks)]))
     assert str(caught.value) == (
         f"One further label contradicts what is known of the same image: {pool / 'copy.png'} is dog in marks.csv:3, "
         f"but cat in {photos / 'cat' / '001.png'}. Correct or remove these rows."
     )
     write_marks(tmp_path, "pool/copy.png,cat,no", "pool/copy.png,cat,no", "pool/dog/050.png,dog,yes")
-    source = add_more(open_source(photos), [str(marks)])
+    source = add_more(open_source(photos), Data(more=[str(marks)]))
     assert source.more is not None
     assert source.more.counts() == {"cat": 0, "dog": 1}
     assert source.facts[0] == notes.repeated_labels(2)
     other = write_marks(tmp_path, "pool/dog/050.png,cat,no", name="other.csv")
     with pytest.raises(DataError, match=r"050\.png is cat in other\.csv:2, but dog in marks\.csv:4\."):
-        add_more(open_source(photos), [str(marks), str(other)])
+        add_more(open_source(photos), Data(more=[str(marks), str(other)]))
 
 
 @pytest.mark.parametrize(
@@ -93,13 +94,13 @@ def test_labels_that_contradict_what_is_known_are_refused(photos: Path, pool: Pa
 )
 def test_a_row_that_cannot_be_used_is_named(photos: Path, pool: Path, tmp_path: Path, row: str, said: str) -> None:
     with pytest.raises(DataError, match=said):
-        add_more(open_source(photos), [str(write_marks(tmp_path, row))])
+        add_more(open_source(photos), Data(more=[str(write_marks(tmp_path, row))]))
 
 
 def test_arrays_take_no_further_labels(tmp_path: Path) -> None:
     source = source_from_arrays(np.zeros((4, 2, 2), np.uint8), [0, 0, 1, 1])
     with pytest.raises(DataError, match=r"^Further labels \(--more\) need images in files, but those of arrays are "):
-        add_more(source, [str(write_marks(tmp_path, "a,b,yes"))])
+        add_more(source, Data(more=[str(write_marks(tmp_path, "a,b,yes"))]))
 
 
 def test_an_image_of_a_group_that_is_tested_is_not_trained_on(photos: Path, pool: Path, tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_an_image_of_a_group_that_is_tested_is_not_trained_on(photos: Path, pool
     marks = write_marks(
         tmp_path, "pool/dog/050.png,dog,dog001", "pool/dog/051.png,dog,", name="m.csv", header="path,label,group"
     )
-    source = add_more(open_source(table), [str(marks)])
+    source = add_more(open_source(table), Data(more=[str(marks)]))
     assert notes.further_without_group(1, 2, "group") in source.facts
     assert source.groups is not None
     test = np.flatnonzero(source.groups == "dog001")

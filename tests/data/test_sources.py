@@ -15,6 +15,7 @@ from pyarrow import parquet
 
 from lopsided.data.decoding import decode_image
 from lopsided.data.images import ordered_map
+from lopsided.data.listed import Listed
 from lopsided.data.sources import Source, check_splits, name_of, open_source, source_from_arrays
 from lopsided.errors import DataError, InputError, MissingDependencyError
 from lopsided.inference.pool import find_images
@@ -449,7 +450,7 @@ def test_absolute_paths_below_the_folder_of_the_table_are_the_relative_ones(
     assert open_source(tmp_path / "link" / "t.csv", allow_outside=allowed).names == names
     monkeypatch.chdir(folder)
     assert open_source("t.csv", allow_outside=allowed).names == names
-    assert list(find_images([table], allow_outside=allowed)[1]) == [folder / name for name in names]
+    assert list(find_images([table], Listed(allow_outside=allowed))[1]) == [folder / name for name in names]
 
 
 def test_paths_with_the_separators_of_windows_are_read(make_folder: MakeFolder) -> None:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lopsided.data.listed import Listed
 from lopsided.errors import DataError, InputError
 from lopsided.inference.find import Question, Result, Row, Search, Shortlist, fused, write_found
 from lopsided.inference.neighbours import Known, spread
@@ -277,7 +278,7 @@ def test_a_table_of_paths_is_a_pool(tmp_path: Path) -> None:
         DataError, match=r"^paths must stay below the folder of the table, got /etc/x\.png in line 3 of "
     ):
         find_images([tmp_path / "far.csv"])
-    assert find_images([tmp_path / "far.csv"], allow_outside=True)[0] == 2
+    assert find_images([tmp_path / "far.csv"], Listed(allow_outside=True))[0] == 2
     (tmp_path / "none.csv").write_text("path\n")
     with pytest.raises(DataError, match=r"^a table must name at least one image, got no rows in .*none\.csv\.$"):
         find_images([tmp_path / "none.csv"])
@@ -285,7 +286,7 @@ def test_a_table_of_paths_is_a_pool(tmp_path: Path) -> None:
     told = r"^a table of images must have the column path, got file, label in .* Name another one with --path-column\.$"
     with pytest.raises(DataError, match=told):
         find_images([tmp_path / "odd.csv"])
-    assert list(find_images([tmp_path / "odd.csv"], path_column="file")[1]) == [tmp_path / "a"]
+    assert list(find_images([tmp_path / "odd.csv"], Listed(path_column="file"))[1]) == [tmp_path / "a"]
 
 
 def test_the_images_of_a_pack_are_counted_while_it_is_scored(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lopsided.data.images import FileImages
-from lopsided.data.sources.names import Patterns
+from lopsided.data.listed import Listed
 from lopsided.errors import DataError
 from lopsided.inference.pool import find_images
 from lopsided.inference.predict import (
@@ -57,13 +57,13 @@ def test_a_folder_to_which_two_paths_lead_is_predicted_once(photos: Path, tmp_pa
 def test_patterns_see_the_path_below_the_given_folder_and_a_given_file_as_it_is_named(tmp_path: Path) -> None:
     inner = write_photos(tmp_path / "masks", {"cat": 2, "dog": 1})
     (inner / "dog").rename(inner / "masks")
-    number, images = find_images([inner], Patterns(exclude=("masks/*",)))
+    number, images = find_images([inner], Listed(exclude=("masks/*",)))
     assert [path.relative_to(inner).as_posix() for path in images] == ["cat/000.png", "cat/001.png"]
     assert number == 2
-    assert find_images([inner], Patterns(include=("masks/*",)))[0] == 1
+    assert find_images([inner], Listed(include=("masks/*",)))[0] == 1
     both = [inner / "cat", inner / "masks" / "000.png"]
-    assert list(find_images(both, Patterns(exclude=("masks/*",)))[1]) == sorted((inner / "cat").iterdir())
-    assert find_images([inner / "masks"], Patterns(include=("000.*",)))[0] == 1
+    assert list(find_images(both, Listed(exclude=("masks/*",)))[1]) == sorted((inner / "cat").iterdir())
+    assert find_images([inner / "masks"], Listed(include=("000.*",)))[0] == 1
 
 
 def test_a_path_that_does_not_exist_and_a_folder_without_images_are_named(tmp_path: Path) -> None:

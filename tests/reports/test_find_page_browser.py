@@ -15,6 +15,7 @@ from lopsided.data.prepare import add_more
 from lopsided.data.sources import open_source
 from lopsided.inference.find import Journal, Result, Row
 from lopsided.models.model import ModelCard
+from lopsided.recipe.sections import Data
 from lopsided.reports.find_page import write_find_page
 from lopsided.runs.find import Found
 from made_runs import Open, colour_of
@@ -103,7 +104,7 @@ def test_marks_survive_a_reload_and_become_training_images(tmp_path: Path, show:
         page.click("#save")
     waiting.value.save_as(tmp_path / "marks.csv")
     photos = write_photos(tmp_path / "photos", {"cat": 2, "dog": 2})
-    source = add_more(open_source(photos), [str(tmp_path / "marks.csv")], allow_outside=True)
+    source = add_more(open_source(photos), Data(more=[str(tmp_path / "marks.csv")], allow_outside=True))
     assert source.more is not None
     assert source.more.counts() == {"cat": 2, "dog": 2}
 

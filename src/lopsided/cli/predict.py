@@ -136,7 +136,7 @@ def _predict_here(
     _check_cluster(engine, images, wanted)
     elsewhere = cluster_mapper(engine, run)
     tables = _list_vectors(images, listed, elsewhere)
-    group_of = grouping(images, tables, listed.group, listed.group_from, listed.path_column)
+    group_of = grouping(images, tables, listed)
     total, paths = (sum(len(table.names) for table in tables), ()) if tables else _list_images(run, images, listed)
     model, card = open_model(run, applied.device, kinds=("vector" if tables else "image",))
     card = use_views(model, card, wanted, quiet=output.quiet)
@@ -184,14 +184,7 @@ def _list_images(run: Path, images: Sequence[str], listed: Related) -> tuple[int
     from lopsided.runs.reopen import columns_of
 
     pairs = Twins()
-    found = find_images(
-        images,
-        listed.patterns,
-        pairs,
-        allow_outside=listed.allow_outside,
-        columns=columns_of(run),
-        path_column=listed.path_column,
-    )
+    found = find_images(images, listed, pairs, columns=columns_of(run))
     warn_of_twins(pairs)
     return found
 
@@ -211,7 +204,7 @@ def _predict_there(
         raise InputError(f"{unused} needs a run of this machine, not --url. Leave out one of the two.")
     output.check(images)
     with closing(Client(url, read_rule(applied.decide), applied.prevalence)) as client:
-        total, paths = find_images(images, listed.patterns, path_column=listed.path_column, columns=client.columns)
+        total, paths = find_images(images, listed, columns=client.columns)
         _warn_of_formulas(client.classes)
         target = Terminal() if sys.stdout.isatty() else sys.stdout
         output.write(client.answers(paths), client.classes, client.decision, client.familiarity, total, target)

@@ -22,11 +22,13 @@ from lopsided.data.scenarios import draw, draw_held_out, parse_scenario
 from lopsided.data.sources import Source, check_splits
 from lopsided.data.sources.listing import TABLE_SUFFIXES, Inside, read_columns
 from lopsided.data.sources.names import groups_of, patient_cautions, suggest_names
+from lopsided.data.sources.source import Asked
 from lopsided.data.splits import How, Splits, fold_splits, split
 from lopsided.data.stored import ImagePath, described, rows_of
 from lopsided.errors import DataError, sentence
 from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
+from lopsided.recipe.sections import Data
 
 USUAL_SIDE = 224
 """Side in pixels to which images of different sizes are resized if the recipe sets no size, unless they are smaller.
@@ -62,7 +64,7 @@ class Sources:
         source = self.listed(recipe)
         if recipe.data.scenario is not None:
             source = source.subset(drawn_rows(recipe, source))
-        return _with_more(recipe, source) if more else source
+        return add_more(source, recipe.data) if more else source
 
     def open(
         self, recipe: Recipe, progress: Progress | None = None, known: Known | None = None, *, cues: bool = False
@@ -95,7 +97,7 @@ class Sources:
         if not data.skip_unreadable:
             source = source.verify(workers=workers, progress=progress, known=known, glances=glances)
             held_out = None if held_out is None else held_out.verify(workers=workers, known=known)
-        source = _with_more(recipe, source, held_out)
+        source = add_more(source, data, held_out)
         if source.more is not None:
             more = source.more.verify(skip_unreadable=data.skip_unreadable, workers=workers, known=known)
             source = replace(source, more=more, unreadable=source.unreadable + more.unreadable)
@@ -108,11 +110,7 @@ class Sources:
 
 def _asked(recipe: Recipe) -> tuple[object, ...]:
     """Return the fields on which a listing depends."""
-    data = recipe.data
-    return (
-        *(data.source, data.classes, data.group, data.group_from, data.path_column, data.label_column),
-        *(data.allow_outside, data.include, data.exclude, data.columns, data.corrections),
-    )
+    return recipe.data.source, recipe.data.corrections, Asked.by(recipe.data)
 
 
 def drawn_rows(recipe: Recipe, source: Source) -> NDArray[np.int64]:
@@ -129,21 +127,6 @@ def drawn_rows(recipe: Recipe, source: Source) -> NDArray[np.int64]:
     drawn = pool[draw(source.labels[pool], source.classes, parse_scenario(recipe.data.scenario), data_seed(recipe))]
     kept[drawn] = True
     return np.flatnonzero(kept)
-
-
-def _with_more(recipe: Recipe, source: Source, held_out: Source | None = None) -> Source:
-    data = recipe.data
-    if not data.more:
-        return source
-    return add_more(
-        source,
-        data.more,
-        group=data.group,
-        group_from=data.group_from,
-        allow_outside=data.allow_outside,
-        held_out=held_out,
-        beside=data.columns or (),
-    )
 
 
 def usual_side(*parts: Images) -> int | None:
@@ -204,30 +187,22 @@ class _Row:
     where: str
 
 
-def add_more(
-    source: Source,
-    tables: Sequence[str],
-    *,
-    group: str | None = None,
-    group_from: str | None = None,
-    allow_outside: bool = False,
-    held_out: Source | None = None,
-    beside: Sequence[str] = (),
-) -> Source:
-    """Return a source with the images of tables as further training images.
+def add_more(source: Source, data: Data, held_out: Source | None = None) -> Source:
+    """Return a source with the images of the tables ``data.more``, if there are any, as further training images.
 
-    A table has the columns path and label, and optionally mark and group; ``group_from`` takes groups from paths. An
-    image that is byte-identical to one of the source or of an earlier row is left out if the labels agree; otherwise an
-    error is raised. Images and groups of ``held_out`` are left out, because they are tested. ``beside`` are the columns
-    that stand beside each image.
+    A table has the columns path and label, and optionally mark and group; ``data.group_from`` takes groups from paths.
+    An image that is byte-identical to one of the source or of an earlier row is left out if the labels agree; otherwise
+    an error is raised. Images and groups of ``held_out`` are left out, because they are tested.
     """
+    if not data.more:
+        return source
     if not isinstance(source.images, FileImages):
         do = "Use a folder or a table of images."
         raise DataError(f"Further labels (--more) need images in files, but those of {source.name} are arrays. {do}")
     rows: list[_Row] = []
     facts: list[Fact] = []
-    for table in map(Path, tables):
-        found, left = _read(table, source, group, group_from, allow_outside, beside)
+    for table in map(Path, data.more):
+        found, left = _read(table, source, data)
         rows += found
         if left:
             facts.append(notes.unlabelled_rows(table.name, dict(left)))
@@ -241,7 +216,7 @@ def add_more(
             facts.append(notes.held_out_labels(tested))
     lacking = 0 if source.groups is None else sum(not row.group for row in rows)
     if lacking:
-        facts.append(notes.further_without_group(lacking, len(rows), group or "group"))
+        facts.append(notes.further_without_group(lacking, len(rows), data.group or "group"))
     places = {name: i for i, name in enumerate(source.classes)}
     names = [str(row.path) for row in rows]
     more = replace(
@@ -288,14 +263,7 @@ def _groups(more: Source) -> np.ndarray[tuple[int], np.dtype[np.str_]]:
     return more.groups
 
 
-def _read(
-    table: Path,
-    source: Source,
-    group: str | None,
-    group_from: str | None,
-    allow_outside: bool,
-    beside: Sequence[str],
-) -> tuple[list[_Row], Counter[str]]:
+def _read(table: Path, source: Source, data: Data) -> tuple[list[_Row], Counter[str]]:
     """Return the rows of a table that have a label, and the number of the others by their mark."""
     if table.suffix.lower() not in TABLE_SUFFIXES or not table.is_file():
         what = "which is none" if table.exists() else "which does not exist"
@@ -307,11 +275,11 @@ def _read(
         raise DataError(sentence("a table must have the columns path and label", got))
     number = len(columns["path"])
     marks = columns.get("mark", [""] * number)
-    groups = columns.get(group or "group", [""] * number)
-    if group_from is not None:
-        groups = [name or "" for name in groups_of(columns["path"], group_from)]
-    described_by = rows_of(table, columns, beside) if beside else [()] * number
-    inside, rows, left = Inside(table, allow_outside), [], Counter[str]()
+    groups = columns.get(data.group or "group", [""] * number)
+    if data.group_from is not None:
+        groups = [name or "" for name in groups_of(columns["path"], data.group_from)]
+    described_by = rows_of(table, columns, data.columns) if data.columns else [()] * number
+    inside, rows, left = Inside(table, data.allow_outside), [], Counter[str]()
     for line, (path, label, mark, own) in enumerate(
         zip(columns["path"], columns["label"], marks, groups, strict=True), start=2
     ):

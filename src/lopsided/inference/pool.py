@@ -20,39 +20,40 @@ import numpy as np
 import numpy.typing as npt
 
 from lopsided.data.decoding import FolderId, walk_images
+from lopsided.data.listed import Listed
 from lopsided.data.sources.listing import TABLE_SUFFIXES, Inside, csv_rows, read_columns, reading_csv
-from lopsided.data.sources.names import Patterns, Twins
+from lopsided.data.sources.names import Twins
 from lopsided.data.sources.remote import images_below
 from lopsided.data.stored import ImagePath, Place, Stored, cells_of, described, is_address, no_columns, rows_of
 from lopsided.errors import DataError, sentence
 from lopsided.inference.feature_cache import Features
 from lopsided.recipe.blocks import column_name
 
+_ALL = Listed()
+
 
 def find_images(
     paths: Sequence[str | os.PathLike[str]],
-    patterns: Patterns | None = None,
+    listed: Listed = _ALL,
     twins: Twins | None = None,
     *,
-    allow_outside: bool = False,
     columns: Sequence[str] = (),
-    path_column: str | None = None,
 ) -> tuple[int, Iterator[ImagePath]]:
     """Return the number of images in files, folders and tables, and an iterator that does not hold all of them.
 
     A path may be an address, too, such as s3://bucket/inbox. A file in ``paths`` counts as an image with any suffix,
-    except that of a table. A table has a column path, or ``path_column``, and may have others. Its relative paths are
-    relative to its folder, and paths outside of it need ``allow_outside``. No file or folder is read twice, even
-    if a path is below another path or several links lead to one folder; a table may name any image again. ``patterns``
-    select images by their paths below the given folder, as in training, given files by their paths as they are
-    given, and those of a table by the paths in the table. ``twins`` counts pairs of images that differ only in the
+    except that of a table. A table has a column path, or ``listed.path_column``, and may have others. Its relative
+    paths are relative to its folder, and paths outside of it must be allowed. No file or folder is read twice, even if
+    a path is below another path or several links lead to one folder; a table may name any image again. Patterns select
+    images by their paths below the given folder, as in training, given files by their paths as they are given, and
+    those of a table by the paths in the table. ``twins`` counts pairs of images that differ only in the
     suffix. With ``columns`` all paths must be tables that have them, and their cells go with the path of each image.
     """
-    given, patterns = _distinct(paths), patterns or Patterns()
+    given, patterns = _distinct(paths), listed.patterns
     other = next((path for path in given if columns and not (isinstance(path, Path) and is_table(path))), None)
     if other is not None:
         raise no_columns(f"{other}, which is none", columns)
-    rows = partial(table_images, allow_outside=allow_outside, columns=columns, path_column=path_column or "path")
+    rows = partial(table_images, listed=listed, columns=columns)
     number, found = 0, 0
     for path, name in _images(given, rows):
         found += 1
@@ -92,11 +93,9 @@ def _images(
             yield path, path.as_posix()
 
 
-def table_images(
-    table: Path, allow_outside: bool, columns: Sequence[str], path_column: str
-) -> Iterator[tuple[ImagePath, str]]:
+def table_images(table: Path, listed: Listed, columns: Sequence[str]) -> Iterator[tuple[ImagePath, str]]:
     """Yield the images of a table, row by row. Whether a file exists is found out when it is read."""
-    inside = Inside(table, allow_outside)
+    inside, path_column = Inside(table, listed.allow_outside), listed.path_column or "path"
     for line, (text, *cells) in _rows(table, path_column, columns):
         if not text or "\0" in text:
             raise DataError(

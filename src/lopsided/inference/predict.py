@@ -23,6 +23,7 @@ import numpy.typing as npt
 from lopsided import files
 from lopsided.data.decoding import UnreadableImageError
 from lopsided.data.images import Progress, Vectors
+from lopsided.data.listed import Listed, Related
 from lopsided.data.sources.names import PARENT, PLACE, groups_of
 from lopsided.data.stored import ImagePath, cells_of, is_address
 from lopsided.errors import DataError, InputError, sentence
@@ -389,10 +390,9 @@ Grouping: TypeAlias = Callable[[str], str]
 """Gives the group of an image by its path."""
 
 
-def grouping(
-    images: Sequence[str], vectors: Sequence[Listing], group: str | None, pattern: str | None, path_column: str | None
-) -> Grouping | None:
+def grouping(images: Sequence[str], vectors: Sequence[Listing], listed: Related) -> Grouping | None:
     """Return what tells the groups of images, or of tables of vectors, as with ``evaluate``; None if nothing does."""
+    group, pattern = listed.group, listed.group_from
     if group is not None and pattern is not None:
         raise InputError("--group and --group-from both say what the groups are. Leave out one of the two.")
     if pattern is not None:
@@ -402,7 +402,7 @@ def grouping(
         return _in_order(vectors)
     if group == PARENT:
         return lambda path: PurePosixPath(path).parent.name
-    return None if group is None else _by_column(images, group, path_column or "path").__getitem__
+    return None if group is None else _by_column(images, group, listed.path_column).__getitem__
 
 
 def _in_order(tables: Sequence[Listing]) -> Grouping | None:
@@ -421,7 +421,7 @@ def _by_pattern(path: str, pattern: str) -> str:
     return name
 
 
-def _by_column(images: Sequence[str], column: str, path_column: str) -> dict[str, str]:
+def _by_column(images: Sequence[str], column: str, path_column: str | None) -> dict[str, str]:
     """Return the cell of a column for each image of tables."""
     other = next((given for given in images if is_address(given) or not is_table(Path(given))), None)
     if other is not None:
@@ -430,7 +430,7 @@ def _by_column(images: Sequence[str], column: str, path_column: str) -> dict[str
         raise InputError(sentence(must, f"{column!r} for {other}", do))
     found = {}
     for table in map(Path, images):
-        for path, name in table_images(table, allow_outside=True, columns=[column], path_column=path_column):
+        for path, name in table_images(table, Listed(allow_outside=True, path_column=path_column), [column]):
             (found[str(path)],) = cells_of(path)
             if not found[str(path)]:
                 got = f"an empty cell for {name} in {table}"

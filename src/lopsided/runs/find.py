@@ -83,14 +83,7 @@ def find_in_pool(
     _check_asked(pool, by, like, unfamiliar)
     twins = Twins()
     columns = columns_of(run)
-    listing = partial(
-        find_images,
-        pool,
-        listed.patterns,
-        allow_outside=listed.allow_outside,
-        columns=columns,
-        path_column=listed.path_column,
-    )
+    listing = partial(find_images, pool, listed, columns=columns)
     total, _ = listing(twins=twins)
     model, card = open_model(run, device)
     label = choose_class(card, label or named_focus(run))

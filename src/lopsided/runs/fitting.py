@@ -78,12 +78,6 @@ def usual_recipe(counts: Sequence[int]) -> str:
     return THOROUGH if min(counts) >= ENOUGH and sum(counts) <= MANY else QUICK
 
 
-def one_class_rule(recipe: Recipe, data: str | None = None, sources: Sources | None = None) -> str | None:
-    """Return the rule for images of one class: a share of false alarms. None if there are two classes or more."""
-    counts = (sources or Sources()).drawn(runs.settle(recipe, data)).counts()
-    return f"false-alarms:{UNUSUAL}={USUAL_ALARMS:g}" if counts.get(UNUSUAL) == 0 else None
-
-
 V = TypeVar("V")
 
 
@@ -129,17 +123,27 @@ def train_recipe(
     text, why = _with_reasons(ranks, lambda: _choose(recipe, out, resume, changes, quiet=quiet))
     chosen = Recipe.from_toml(text).override(**changes)
     check_vector_fields(data or chosen.data.source, changes)
+
+    def counts() -> dict[str, int]:
+        """Return the images of each class. They are listed, not read."""
+        return ranks.told(lambda: sources.drawn(runs.settle(chosen, data)).counts())
+
     if not resume:
         check_outside(out, data or chosen.data.source)
         _check_split(chosen, changes)
-        chosen = _with_focus(chosen, data, changes, ranks, sources)
+        chosen = _with_focus(chosen, counts)
     continues = ranks.told(lambda: resume and (out / RECIPE).is_file())
     if recipe is None and not continues and chosen.spec.folds_by_default and not any(map(_names_encoder, changes)):
         name, why = _with_reasons(ranks, lambda: choose_recipe(chosen, data, sources))
         chosen = _with_rule(named_recipe(name).override(**changes))
     if recipe in (None, "quick", "thorough", "few") and not continues:
-        chosen = _with_alarms(chosen, data, changes, ranks, sources)
-        chosen, why = _with_folds(chosen, why, data, changes, ranks, sources)
+        if not chosen.spec.needs_rare and "decision.rule" not in changes and counts().get(UNUSUAL) == 0:
+            # With one class, no other rule can be used.
+            chosen = chosen.override(**{"decision.rule": f"false-alarms:{UNUSUAL}={USUAL_ALARMS:g}"})
+        if chosen.spec.folds_by_default and not any(name in changes for name in _SPLIT_FIELDS):
+            folds, reason = _with_reasons(ranks, lambda: default_folds(chosen, data, sources))
+            chosen = chosen if folds is None else chosen.override(**{"data.folds": folds})
+            why = [*why, *reason]
     if engine is not None and chosen.data.folds is None:
         raise InputError("--workers and --engine train several folds at once, but there are no folds. Use --folds 5.")
     already = ranks.told(lambda: resume and (out / METRICS).exists() and Run.open(out).finished)
@@ -169,27 +173,12 @@ _SPLIT_FIELDS = ("data.folds", "data.fold", "data.test", "data.val", "data.split
 """Fields that state how to split the images. If one of them is set, there are no folds by default."""
 
 
-def _with_folds(
-    recipe: Recipe,
-    why: list[Fact],
-    data: str | None,
-    changes: Mapping[str, Any],
-    ranks: Ranks,
-    sources: Sources,
-) -> tuple[Recipe, list[Fact]]:
-    """Return a recipe with the default folds, if there are any, and the reason."""
-    if not recipe.spec.folds_by_default or any(name in changes for name in _SPLIT_FIELDS):
-        return recipe, why
-    folds, reason = _with_reasons(ranks, lambda: default_folds(recipe, data, sources))
-    return (recipe if folds is None else recipe.override(**{"data.folds": folds})), [*why, *reason]
-
-
-def _with_focus(recipe: Recipe, data: str | None, changes: Mapping[str, Any], ranks: Ranks, sources: Sources) -> Recipe:
+def _with_focus(recipe: Recipe, counts: Callable[[], Mapping[str, int]]) -> Recipe:
     """Return a recipe whose rule is about the class in focus, which must be a class of the images."""
     focus = recipe.decision.focus
     if focus is None:
         return recipe
-    classes: list[str] = ranks.told(lambda: sorted(sources.drawn(runs.settle(recipe, data)).counts()))
+    classes = sorted(counts())
     if focus not in classes:
         must = f"--focus must be a class of the images: {', '.join(classes)}"
         raise InputError(sentence(must, repr(focus), suggest_names([focus], classes)))
@@ -202,18 +191,6 @@ def _with_rule(recipe: Recipe) -> Recipe:
     if focus is None or not rule.has_threshold or rule.target:
         return recipe
     return recipe.override(**{"decision.rule": str(replace(rule, target=focus))})
-
-
-def _with_alarms(
-    recipe: Recipe, data: str | None, changes: Mapping[str, Any], ranks: Ranks, sources: Sources
-) -> Recipe:
-    """Return a recipe that decides by false alarms if there is one class, because no other rule can be used."""
-    if recipe.spec.needs_rare or "decision.rule" in changes:
-        return recipe
-    from lopsided.runs.fitting import one_class_rule
-
-    rule = ranks.told(lambda: one_class_rule(recipe, data, sources))
-    return recipe if rule is None else recipe.override(**{"decision.rule": rule})
 
 
 def _with_reasons(ranks: Ranks, make: Callable[[], tuple[V, list[Fact]]]) -> tuple[V, list[Fact]]:

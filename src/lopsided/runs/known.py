@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lopsided.data.images import FileImages, Progress
+from lopsided.data.listed import Listed
 from lopsided.data.prepare import Sources, split_source, training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
@@ -72,7 +73,7 @@ def digests_of(named: Sequence[str], *, allow_outside: bool = False) -> set[str]
     """Return the digests of the readable images in files, folders and tables."""
     if not named:
         return set()
-    images = FileImages(list(find_images(named, allow_outside=allow_outside)[1])).hashed()
+    images = FileImages(list(find_images(named, Listed(allow_outside=allow_outside))[1])).hashed()
     return set(images.digest(np.arange(len(images))))
 
 
@@ -91,7 +92,7 @@ def known_features(
     """
     wanted = labelled.images.take(np.array([i for i, name in enumerate(labelled.labels) if name == label], dtype=int))
     if like:
-        wanted = FileImages(list(find_images(like, allow_outside=allow_outside)[1]), 3)
+        wanted = FileImages(list(find_images(like, Listed(allow_outside=allow_outside))[1]), 3)
     if not len(wanted):
         why = labelled.problem or f"The run has no image of {label}."
         raise InputError(f"{why} So there are no known images of {label} to compare with. Name some with --like.")

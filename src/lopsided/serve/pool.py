@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lopsided.data.listed import Listed
 from lopsided.data.sources.listing import Inside, read_columns
 from lopsided.data.stored import ImagePath, cells_of, is_address
 from lopsided.errors import InputError
@@ -64,7 +65,7 @@ class Pool:
             raise InputError(
                 "The page shows the images of a pool, so they must be files of this machine. Copy them here."
             )
-        found = partial(find_images, paths, allow_outside=allow_outside, columns=columns)
+        found = partial(find_images, paths, Listed(allow_outside=allow_outside), columns=columns)
         self.total, listed = found() if paths else (0, iter(()))
         if self.total > MOST:
             do = "Choose the likeliest with `lopsided find RUN POOL --class NAME --out found.csv`, and serve found.csv."

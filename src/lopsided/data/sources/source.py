@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from lopsided.data.decoding import Pixels, UnreadableImageError
 from lopsided.data.images import ArrayImages, FileImages, Images, Known, Progress
+from lopsided.data.listed import Labelled
 from lopsided.data.sources import fashion, isic
 from lopsided.data.sources.listing import SPLITS, TABLE_SUFFIXES, Listing, list_folder, list_table, read_columns, select
-from lopsided.data.sources.names import Patterns, by_pattern, no_groups, of_folder, suggest_names
+from lopsided.data.sources.names import by_pattern, no_groups, of_folder, suggest_names
 from lopsided.data.sources.remote import holds_images, list_remote
 from lopsided.data.sources.vectors import is_vectors, list_vectors
 from lopsided.data.stored import Place, is_address, no_columns
@@ -62,21 +63,8 @@ class Source:
 
         A single class gets a second one without images, ``UNUSUAL``.
         """
-        source = open_source(
-            data.source or "",
-            classes=data.classes,
-            group=data.group,
-            group_from=data.group_from,
-            path_column=data.path_column,
-            label_column=data.label_column,
-            missing_ok=True,
-            allow_outside=data.allow_outside,
-            min_classes=1,
-            download=download,
-            include=data.include,
-            exclude=data.exclude,
-            columns=data.columns,
-        )
+        asked = Asked.by(data, download=download)
+        source = open_source(data.source or "", missing_ok=True, min_classes=1, **vars(asked))
         if data.corrections:
             source = corrected(source, data.corrections)
         if len(source.classes) > 1:
@@ -200,42 +188,25 @@ def corrected(source: Source, tables: Sequence[str]) -> Source:
 def open_source(
     data: str | os.PathLike[str],
     *,
-    classes: Sequence[str] | None = None,
-    group: str | None = None,
-    group_from: str | None = None,
-    path_column: str | None = None,
-    label_column: str | None = None,
     skip_unreadable: bool = False,
     missing_ok: bool = False,
-    allow_outside: bool = False,
     min_classes: int = 2,
-    download: bool = True,
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
+    **options: Any,
 ) -> Source:
-    """Open a source by name, or a folder or table by path.
+    """Open a source by name, or a folder or table by path. ``options`` are the fields of ``Asked``.
 
     The name of a source always means that source, in any working folder. Write ``./fashion-mnist`` for a folder of that
     name. A folder with the official layout of ISIC 2018 or the IDX files of Fashion-MNIST is opened as that source.
 
-    ``classes`` selects classes and their order; upper and lower case do not matter. ``group`` names the group column of
-    a table, or is "parent" for the folders of images inside those of classes; ``group_from`` is a pattern that takes
-    the group from the name of an image (see ``groups_of``). ``path_column`` and ``label_column`` name the columns of a
-    table that are not called path and label. Pixels are not read, except with ``skip_unreadable``: then
-    every image is decoded once, and unreadable images are omitted and listed. ``Source.verify`` does the same with
-    threads and progress. With ``missing_ok``, missing files of a table do not raise here but in ``Source.verify``. With
-    ``download=False`` nothing is downloaded. ``include`` and ``exclude`` are glob patterns that select images by name;
-    see ``Patterns``. ``columns`` are those of a table that stand beside each image.
+    Pixels are not read, except with ``skip_unreadable``: then every image is decoded once, and unreadable images are
+    omitted and listed. ``Source.verify`` does the same with threads and progress. With ``missing_ok``, missing files of
+    a table do not raise here but in ``Source.verify``.
     """
-    patterns = Patterns(include or (), exclude or ())
-    listing = list_data(
-        data,
-        Asked(classes, group, allow_outside, download, patterns, group_from, path_column, label_column, columns or ()),
-    )
-    if columns and not all(listing.images.cells()):
-        raise no_columns(f"{os.fspath(data)}, which is none", columns)
-    source = _assemble(listing, classes)
+    asked = Asked(**options)
+    listing = list_data(data, asked)
+    if asked.columns and not all(listing.images.cells()):
+        raise no_columns(f"{os.fspath(data)}, which is none", asked.columns)
+    source = _assemble(listing, asked.classes)
     if not (skip_unreadable or missing_ok):
         source.check_present()
     if len(source.classes) < min_classes:
@@ -387,18 +358,24 @@ def _labels(y: Any, n: int, classes: Sequence[str] | None) -> tuple[npt.NDArray[
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Options for opening a source; see ``open_source``."""
+class Asked(Labelled):
+    """Options for opening a source.
+
+    ``classes`` selects classes and their order; upper and lower case do not matter. ``group`` names the group column of
+    a table, or is "parent" for the folders of images inside those of classes; ``group_from`` is a pattern that takes
+    the group from the name of an image (see ``groups_of``). ``columns`` are those of a table that stand beside each
+    image. Without ``download`` nothing is downloaded.
+    """
 
     classes: Sequence[str] | None = None
-    group: str | None = None
-    allow_outside: bool = False
+    columns: Sequence[str] | None = None
     download: bool = True
-    patterns: Patterns = field(default_factory=Patterns)
-    group_from: str | None = None
-    path_column: str | None = None
-    label_column: str | None = None
-    columns: Sequence[str] = ()
+
+    @classmethod
+    def by(cls, data: Data, *, download: bool = True) -> Asked:
+        """Return the options that the section ``data`` of a recipe has."""
+        own = {each.name: getattr(data, each.name) for each in fields(cls) if each.name != "download"}
+        return cls(**own, download=download)
 
 
 @dataclass(frozen=True)
@@ -468,7 +445,7 @@ KINDS = (
     ),
     Kind(
         lambda path, asked: list_remote(
-            f"file://{os.path.abspath(_path(path))}", asked.group, asked.patterns, asked.columns
+            f"file://{os.path.abspath(_path(path))}", asked.group, asked.patterns, asked.columns or ()
         ),
         holds_images,
         group=lambda listing, _: listing,
@@ -479,7 +456,7 @@ KINDS = (
             group=asked.group,
             allow_outside=asked.allow_outside,
             columns=(asked.path_column or "path", asked.label_column or "label"),
-            beside=asked.columns,
+            beside=asked.columns or (),
         ),
         lambda path: path.suffix.lower() in TABLE_SUFFIXES and path.is_file(),
         group=lambda listing, _: listing,
@@ -514,7 +491,7 @@ def list_data(data: str | os.PathLike[str], asked: Asked) -> Listing:
 def _list_address(address: str, asked: Asked) -> Listing:
     if not asked.download:
         raise DataError(f"{address} is not on this machine.")
-    listing = list_remote(address, asked.group, asked.patterns, asked.columns)
+    listing = list_remote(address, asked.group, asked.patterns, asked.columns or ())
     if asked.patterns and not listing.left_out:
         listing = select(listing, asked.patterns.keep, str(asked.patterns))
     return listing if asked.group is None or listing.groups is not None else of_folder(listing, asked.group)
