@@ -23,7 +23,7 @@ from lopsided.recipe import read_values
 from lopsided.recipe.views import parse_tta
 from lopsided.runs import folder as folders
 from lopsided.runs.folder import folder_of, newest_run
-from lopsided.runs.metrics import focus_of, headlines, judged_split
+from lopsided.runs.metrics import judged_split
 from lopsided.runs.progress import Counted, counter
 
 if TYPE_CHECKING:
@@ -346,8 +346,7 @@ class Run(folders.Run):
         split = None if self.metrics is None else judged_split(self.metrics)
         if self.metrics is None or split is None:
             return "not finished" if self.metrics is None else "no images were held out"
-        evaluation = self.metrics[split]
-        uwa, rare = evaluation["figures"]["uwa"], headlines(evaluation, focus_of(self.recipe, self.metrics))[0]
+        uwa, rare = self.metrics[split]["figures"]["uwa"], self.headlines()[0]
         span = "" if uwa["low"] is None else f" ({100 * uwa['low']:.0f} to {100 * uwa['high']:.0f} %)"
         share = "" if rare.low is None or rare.high is None else f" ({100 * rare.low:.0f} to {100 * rare.high:.0f} %)"
         return {

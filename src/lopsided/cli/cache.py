@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.options import AllowOutside, Json, Quiet, words
+from lopsided.cli.options import AllowOutside, Json, Quiet, argument, option, words
 from lopsided.cli.output import show, show_json, table
 from lopsided.cli.sweeping import Cluster, cluster_mapper, refuse
 from lopsided.errors import InputError, sentence
@@ -20,24 +18,19 @@ if TYPE_CHECKING:
 
 
 def cache(
-    action: Annotated[
-        str,
-        typer.Argument(help="show, fill or clear.", autocompletion=words("show", "fill", "clear"), show_default=False),
-    ] = "show",
+    action: Annotated[str, argument("show, fill or clear.", autocompletion=words("show", "fill", "clear"))] = "show",
     data: Annotated[
         str | None,
-        typer.Argument(
-            metavar="DATA",
-            help="With fill: a folder, table or source. The features that are not cached yet are computed.",
-            show_default=False,
+        argument(
+            "With fill: a folder, table or source. The features that are not cached yet are computed.", metavar="DATA"
         ),
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(
-            help="With fill: the recipe whose encoder computes them. Default: the one that fit takes for these data.",
+        option(
+            None,
+            "With fill: the recipe whose encoder computes them. Default: the one that fit takes for these data.",
             autocompletion=complete_recipe,
-            show_default=False,
         ),
     ] = None,
     allow_outside: AllowOutside = False,

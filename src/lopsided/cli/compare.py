@@ -11,7 +11,7 @@ import typer
 
 from lopsided.cli import sweeping
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.options import Json, Quiet, grouped, option
+from lopsided.cli.options import Json, Quiet, argument, grouped, option
 from lopsided.cli.output import say, show, show_json
 from lopsided.cli.settings import read_arguments, read_changes
 from lopsided.cli.sweeping import CHOICE
@@ -31,11 +31,10 @@ def compare(
     *,
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="DATA NAME=VALUE",
-            help="DATA: the name of a source, a folder or a table; by default the data of --recipe. NAME=VALUE: fields "
+        argument(
+            "DATA: the name of a source, a folder or a table; by default the data of --recipe. NAME=VALUE: fields "
             "of the recipe for all methods, as in `lopsided fit`, such as epochs=10.",
-            show_default=False,
+            metavar="DATA NAME=VALUE",
         ),
     ] = None,
     out: Annotated[
@@ -50,8 +49,7 @@ def compare(
         ),
     ] = None,
     baseline: Annotated[
-        str | None,
-        option(CHOICE, "The method that the others are compared to; by default quick, or else the first."),
+        str | None, option(CHOICE, "The method that the others are compared to; by default quick, or else the first.")
     ] = None,
     folds: Annotated[
         int | None,

@@ -7,9 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from lopsided.cli.options import Applied, Focus, Json, Quiet, grouped
+from lopsided.cli.options import Applied, Focus, Json, Quiet, argument, grouped, option
 from lopsided.cli.output import (
     check_out,
     figures_table,
@@ -32,23 +30,17 @@ def evaluate(
     *,
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[RUN] [DATA]",
-            help="RUN: folder of a finished run; default: the newest in runs/. DATA: labelled images: a folder, a "
+        argument(
+            "RUN: folder of a finished run; default: the newest in runs/. DATA: labelled images: a folder, a "
             "table or the name of a source; default: the test split of the run.",
-            show_default=False,
+            metavar="[RUN] [DATA]",
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Also write the metrics to this JSON file.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, option(None, "Also write the metrics to this JSON file.")] = None,
     listed: Tested,
     split: Annotated[
         str | None,
-        typer.Option(
-            help="Use only this split of the data, or of the run if DATA is missing: train, val or test.",
-            show_default=False,
-        ),
+        option(None, "Use only this split of the data, or of the run if DATA is missing: train, val or test."),
     ] = None,
     focus: Focus = None,
     applied: Applied,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lopsided.cli.options import Json, Quiet, RunFolder, Tta, words
+from lopsided.cli.options import Json, Quiet, RunFolder, Tta, option, words
 from lopsided.cli.output import check_out, say_replaced, show, show_json
 
 
@@ -23,11 +23,7 @@ def export(
         ),
     ] = "onnx",
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="File or folder to write. Default: model.onnx, README.md or hub in the run folder.",
-            show_default=False,
-        ),
+        Path | None, option(None, "File or folder to write. Default: model.onnx, README.md or hub in the run folder.")
     ] = None,
     tta: Tta = None,
     quiet: Quiet = False,

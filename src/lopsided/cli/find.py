@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from lopsided.cli.options import Device, Json, Level, Prevalence, Quiet, Unfamiliar, grouped
+from lopsided.cli.options import Device, Json, Level, Prevalence, Quiet, Unfamiliar, argument, grouped, option
 from lopsided.cli.options import words as choices
 from lopsided.cli.output import (
     StoppedError,
@@ -36,22 +36,21 @@ def find(
     *,
     words: Annotated[
         list[str],
-        typer.Argument(
-            metavar="[RUN] POOL...",
-            help="RUN: folder of a finished run; default: the newest in runs/. POOL: unlabelled images: files, "
+        argument(
+            "RUN: folder of a finished run; default: the newest in runs/. POOL: unlabelled images: files, "
             "folders, and tables with a column path.",
-            show_default=False,
+            metavar="[RUN] POOL...",
         ),
     ],
     out: Annotated[Path, typer.Option(help="CSV file to write. The page is written next to it.")] = Path("found.csv"),
     wanted: Annotated[
         str | None,
-        typer.Option(
+        option(
+            None,
+            "The class to look for. Default: the class that the rule of the model names, or the rarest one.",
             "--class",
             "--focus",
-            help="The class to look for. Default: the class that the rule of the model names, or the rarest one.",
             metavar="CLASS",
-            show_default=False,
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of images to list.")] = 500,
@@ -65,10 +64,10 @@ def find(
     ] = "probability",
     like: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Known images of the class for --by neighbours or both: a file, folder or table. Can be repeated. "
+        option(
+            None,
+            "Known images of the class for --by neighbours or both: a file, folder or table. Can be repeated. "
             "Default: those of the run.",
-            show_default=False,
         ),
     ] = None,
     diverse: Annotated[

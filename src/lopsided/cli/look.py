@@ -6,9 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from lopsided.cli.options import Json, Quiet, grouped
+from lopsided.cli.options import Json, Quiet, argument, grouped, option
 from lopsided.cli.output import LONGEST, say, shortened, show, show_json, table
 from lopsided.data.listed import Labelled
 from lopsided.errors import InputError
@@ -29,10 +27,7 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 def recipes(
     name: Annotated[
-        str | None,
-        typer.Argument(
-            help="Recipe to print: a name or a TOML file.", autocompletion=complete_recipe, show_default=False
-        ),
+        str | None, argument("Recipe to print: a name or a TOML file.", autocompletion=complete_recipe)
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -104,18 +99,15 @@ def _loss_facts(loss: Loss) -> dict[str, Any]:
 def data(
     *,
     data: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="DATA", help="Data to describe: the name of a source, a folder or a table.", show_default=False
-        ),
+        str | None, argument("Data to describe: the name of a source, a folder or a table.", metavar="DATA")
     ] = None,
     listed: Labelled,
     sample: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            None,
+            "Write 324 pictures that are part of the package into this folder, and 72 others into FOLDER-more.",
             metavar="FOLDER",
-            help="Write 324 pictures that are part of the package into this folder, and 72 others into FOLDER-more.",
-            show_default=False,
         ),
     ] = None,
     quiet: Quiet = False,

@@ -18,6 +18,11 @@ def option(panel: str | None, text: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
+def argument(text: str, **more: Any) -> Any:
+    """Return an argument, whose help says what it is by default."""
+    return typer.Argument(help=text, show_default=False, **more)
+
+
 def words(*choices: str) -> Any:
     """Return a shell completion with these words."""
     return lambda incomplete: [word for word in choices if word.startswith(incomplete)]
@@ -38,17 +43,10 @@ Exclude = Annotated[
 GroupFrom = Annotated[
     str | None, option(None, "Take groups from names: '{group}_*' for p17_left.jpg.", metavar="PATTERN")
 ]
-PathColumn = Annotated[
-    str | None, typer.Option(help="Table column with the paths of the images; by default path.", show_default=False)
-]
-LabelColumn = Annotated[
-    str | None, typer.Option(help="Table column with the classes of the images; by default label.", show_default=False)
-]
+PathColumn = Annotated[str | None, option(None, "Table column with the paths of the images; by default path.")]
+LabelColumn = Annotated[str | None, option(None, "Table column with the classes of the images; by default label.")]
 AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Allow a table to name files outside its folder.")]
-RunFolder = Annotated[
-    Path | None,
-    typer.Argument(metavar="RUN", help="Folder of a finished run. Default: the newest in runs/.", show_default=False),
-]
+RunFolder = Annotated[Path | None, argument("Folder of a finished run. Default: the newest in runs/.", metavar="RUN")]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]
 RULES = (
     "Decision rule: balanced, plain, tuned, cost:A=10,B=1 (or cost:FILE.csv, a matrix), recall:A=0.95, "
@@ -56,47 +54,45 @@ RULES = (
     "prevalence:A=0.02,B=0.98, sets:0.95 (every class that an image may be of), or abstain:0.02 (ask a person unless "
     "the expected error is below 2 %)."
 )
-Decide = Annotated[str | None, typer.Option(help=f"{RULES} Default: the rule of the model.", show_default=False)]
+Decide = Annotated[str | None, option(None, f"{RULES} Default: the rule of the model.")]
 Prevalence = Annotated[
     str | None,
-    typer.Option(
-        help="Class shares where the model is used, for example A=0.02,B=0.98. The probabilities are moved to them.",
-        show_default=False,
+    option(
+        None, "Class shares where the model is used, for example A=0.02,B=0.98. The probabilities are moved to them."
     ),
 ]
 Focus = Annotated[
     str | None,
-    typer.Option(
-        help="The class that matters, which comes first. Default: that of the run, or of the rule, or the rarest.",
+    option(
+        None,
+        "The class that matters, which comes first. Default: that of the run, or of the rule, or the rarest.",
         metavar="CLASS",
-        show_default=False,
     ),
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
 Tta = Annotated[
     str | None,
-    typer.Option(
-        "--tta",
-        help="Test-time augmentation: average the features of views of each image: none, flip, flips, "
+    option(
+        None,
+        "Test-time augmentation: average the features of views of each image: none, flip, flips, "
         "dihedral, or names such as identity,rot180. Default: the views of the model.",
-        show_default=False,
+        "--tta",
     ),
 ]
 Unfamiliar = Annotated[
     str | None,
-    typer.Option(
-        help="What becomes of images unlike the training images: mark (a column), drop (left out) or first (listed "
+    option(
+        None,
+        "What becomes of images unlike the training images: mark (a column), drop (left out) or first (listed "
         "before the others).",
-        show_default=False,
         autocompletion=words("mark", "drop", "first"),
     ),
 ]
 Level = Annotated[
     float | None,
-    typer.Option(
-        help="The share of images like the training images that may be marked as unfamiliar. Default: 0.01, one in "
-        "100.",
-        show_default=False,
+    option(
+        None,
+        "The share of images like the training images that may be marked as unfamiliar. Default: 0.01, one in 100.",
     ),
 ]
 
@@ -127,10 +123,10 @@ _FIELDS: dict[str, Any] = {
     "allow_outside": AllowOutside,
     "group": Annotated[
         str | None,
-        typer.Option(
-            help="Related images: a table column, such as patient, or parent for folders. Splits keep them together, "
+        option(
+            None,
+            "Related images: a table column, such as patient, or parent for folders. Splits keep them together, "
             "and intervals and tests count them once.",
-            show_default=False,
         ),
     ],
     "group_from": GroupFrom,

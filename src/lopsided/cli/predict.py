@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from lopsided.cli.options import Applied, Json, Quiet, Unfamiliar, grouped
+from lopsided.cli.options import Applied, Json, Quiet, Unfamiliar, argument, grouped, option
 from lopsided.cli.output import (
     Terminal,
     check_out,
@@ -44,33 +42,24 @@ def predict(
     *,
     words: Annotated[
         list[str],
-        typer.Argument(
-            metavar="[RUN] IMAGES...",
-            help="RUN: folder of a finished run; default: the newest in runs/. IMAGES: image files, folders of images, "
+        argument(
+            "RUN: folder of a finished run; default: the newest in runs/. IMAGES: image files, folders of images, "
             "and tables with a column path; or tables of vectors.",
-            show_default=False,
+            metavar="[RUN] IMAGES...",
         ),
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="CSV file to write. Default: standard output.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, option(None, "CSV file to write. Default: standard output.")] = None,
     listed: Related,
     applied: Applied,
     unfamiliar: Unfamiliar = None,
     maps: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for a picture of each image: red where it speaks for the decided class, blue where not.",
-            show_default=False,
-        ),
+        option(None, "Folder for a picture of each image: red where it speaks for the decided class, blue where not."),
     ] = None,
     engine: Cluster = None,
     url: Annotated[
         str | None,
-        typer.Option(
-            help="Send the images to the server of `lopsided serve` at this address; there is no RUN then.",
-            show_default=False,
-        ),
+        option(None, "Send the images to the server of `lopsided serve` at this address; there is no RUN then."),
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,

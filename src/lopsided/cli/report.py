@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lopsided.cli.options import AllowOutside, Focus, Json, Quiet, words
+from lopsided.cli.options import AllowOutside, Focus, Json, Quiet, argument, option, words
 from lopsided.cli.output import check_out, say, show, show_json
 
 if TYPE_CHECKING:
@@ -17,16 +17,9 @@ if TYPE_CHECKING:
 def report(
     folder: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="FOLDER",
-            help="The folder of a finished run or of a sweep. Default: the newest run in runs/.",
-            show_default=False,
-        ),
+        argument("The folder of a finished run or of a sweep. Default: the newest run in runs/.", metavar="FOLDER"),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The HTML file to write; by default report.html in the folder.", show_default=False),
-    ] = None,
+    out: Annotated[Path | None, option(None, "The HTML file to write; by default report.html in the folder.")] = None,
     map_kind: Annotated[
         str,
         typer.Option(
@@ -37,19 +30,19 @@ def report(
     ] = "pca",
     maps: Annotated[
         bool | None,
-        typer.Option(
+        option(
+            None,
+            "For a run: show where the model looked, for mistakes and doubtful labels. Default: where it can.",
             "--maps/--no-maps",
-            help="For a run: show where the model looked, for mistakes and doubtful labels. Default: where it can.",
-            show_default=False,
         ),
     ] = None,
     focus: Focus = None,
     prevalence: Annotated[
         str | None,
-        typer.Option(
-            help="For a run: class shares where the model is used, for example A=0.02,B=0.98. The page shows how many "
+        option(
+            None,
+            "For a run: class shares where the model is used, for example A=0.02,B=0.98. The page shows how many "
             "images a person must see there.",
-            show_default=False,
         ),
     ] = None,
     runs: Annotated[bool, typer.Option("--runs", help="For a sweep: also write a page for each run.")] = False,

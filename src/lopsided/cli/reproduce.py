@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lopsided.cli import sweeping
-from lopsided.cli.options import Json, Quiet, grouped, option, words
+from lopsided.cli.options import Json, Quiet, argument, grouped, option, words
 from lopsided.cli.output import say, show, show_json
 from lopsided.cli.sweeping import CHOICE, PROTOCOL, WORK
 from lopsided.errors import InputError
@@ -28,11 +28,10 @@ def reproduce(
     *,
     table: Annotated[
         str,
-        typer.Argument(
+        argument(
+            "eta or gamma (Fashion-MNIST over eleven imbalances), or isic (five losses on ISIC 2018).",
             metavar="TABLE",
-            help="eta or gamma (Fashion-MNIST over eleven imbalances), or isic (five losses on ISIC 2018).",
             autocompletion=words("eta", "gamma", "isic"),
-            show_default=False,
         ),
     ],
     out: Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from lopsided.cli.options import AllowOutside, Device, Quiet
+from lopsided.cli.options import AllowOutside, Device, Quiet, argument, option
 from lopsided.cli.output import say, show
 from lopsided.errors import InputError, MissingDependencyError
 
@@ -18,19 +18,15 @@ from lopsided.errors import InputError, MissingDependencyError
 def serve(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[RUN] [POOL]...",
-            help="RUN: folder of a finished run; default: the newest in runs/. POOL: unlabelled images to mark: files, "
+        argument(
+            "RUN: folder of a finished run; default: the newest in runs/. POOL: unlabelled images to mark: files, "
             "folders, and tables with a column path.",
-            show_default=False,
+            metavar="[RUN] [POOL]...",
         ),
     ] = None,
     work: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for the marks and for runs that are trained with them. Default: RUN-work beside the run.",
-            show_default=False,
-        ),
+        option(None, "Folder for the marks and for runs that are trained with them. Default: RUN-work beside the run."),
     ] = None,
     allow_outside: AllowOutside = False,
     host: Annotated[
@@ -39,10 +35,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8765,
     name: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Another name under which the server is reached, such as that of a proxy. Can be repeated.",
-            show_default=False,
-        ),
+        option(None, "Another name under which the server is reached, such as that of a proxy. Can be repeated."),
     ] = None,
     device: Device = "auto",
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lopsided.cli.look import complete_recipe
-from lopsided.cli.options import RULES, Json, Quiet, grouped, option
+from lopsided.cli.options import RULES, Json, Quiet, argument, grouped, option
 from lopsided.cli.output import (
     StoppedError,
     balanced_words,
@@ -69,11 +69,10 @@ def fields_of(given: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="DATA NAME=VALUE",
-        help="DATA: a folder with one sub-folder per class (or train, val and test with such sub-folders), a table "
+    argument(
+        "DATA: a folder with one sub-folder per class (or train, val and test with such sub-folders), a table "
         "(CSV or Parquet) with the columns path and label, or the name of a source. NAME=VALUE: a field of the recipe.",
-        show_default=False,
+        metavar="DATA NAME=VALUE",
     ),
 ]
 Out = Annotated[
@@ -276,7 +275,7 @@ def _continued(out: Path, track: Sequence[str], ranks: Ranks) -> Iterator[None]:
 
 def _show_run(run: Run, *, verbose: bool, already: bool) -> None:
     """Print what the run found in counts, all metrics if ``verbose``, and the next command."""
-    from lopsided.runs.metrics import focus_of, headlines, judged_split
+    from lopsided.runs.metrics import judged_split
 
     metrics = run.metrics or {}
     counts, folds = metrics["counts"], metrics.get("folds")
@@ -288,7 +287,7 @@ def _show_run(run: Run, *, verbose: bool, already: bool) -> None:
     if split is None:
         parts.append("There are no metrics because no images were held out. Set test=0.15.")
     else:
-        lines = [line.words(shortened(line.label)) for line in headlines(metrics[split], focus_of(run.recipe, metrics))]
+        lines = [line.words(shortened(line.label)) for line in run.headlines()]
         parts.append("\n".join([*lines, balanced_words(metrics[split])]))
         parts += _details(run, metrics, split) if verbose else []
         parts += speed_words(run.recipe) if metrics.get("baseline") and not already else []

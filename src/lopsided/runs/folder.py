@@ -25,6 +25,7 @@ from lopsided import __version__, files
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.facts import Fact
 from lopsided.recipe import Recipe, words
+from lopsided.runs.metrics import Headline, focus_of, headlines, judged_split
 from lopsided.runs.progress import Voice
 
 FORMAT = 1
@@ -73,6 +74,13 @@ class Run:
     def finished(self) -> bool:
         """Whether the run is finished."""
         return self.metrics is not None
+
+    def headlines(self) -> list[Headline]:
+        """Return what the run found of the rare classes, on test images or else on validation images, if there are."""
+        split = None if self.metrics is None else judged_split(self.metrics)
+        if self.metrics is None or split is None:
+            return []
+        return headlines(self.metrics[split], focus_of(self.recipe, self.metrics))
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield the events of the log, oldest first. Unfinished lines of a killed process are skipped."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,8 @@ from lopsided.inference.predict import Use, choose_use
 from lopsided.inference.scorer import BATCH, Scorer
 from lopsided.models.blocks.columns import encode
 from lopsided.recipe.blocks import Cells
-from lopsided.runs.folder import METRICS, RECIPE, Run
+from lopsided.runs.folder import RECIPE, Run
 from lopsided.runs.known import Labelled
-from lopsided.runs.metrics import focus_of, headlines, judged_split
 from lopsided.runs.reopen import held_back, open_familiarity, open_model, open_use
 from lopsided.serve.gallery import Gallery
 from lopsided.serve.neighbours import Neighbours, chosen_rows
@@ -201,20 +201,17 @@ class Served:
             "decide_words": explain(use.decision, card.classes),
             "unfamiliar_level": None if self._familiarity is None else self._familiarity.level,
             "maps": self.maps is not None,
-            "headlines": self._headlines(),
+            "headlines": run_facts(self.folder)["headlines"],
         }
 
-    def _headlines(self) -> list[str]:
-        if not ((self.folder / RECIPE).is_file() and (self.folder / METRICS).is_file()):
-            return []
-        try:
-            run = Run.open(self.folder)
-            metrics = run.metrics or {}
-            split = judged_split(metrics)
-            lines = [] if split is None else headlines(metrics[split], focus_of(run.recipe, metrics))
-            return [line.words() for line in lines]
-        except (LopsidedError, KeyError, TypeError):
-            return []
+
+def run_facts(folder: Path) -> dict[str, Any]:
+    """Return whether a run is finished, and what it found, as far as its files can be read."""
+    if (folder / RECIPE).is_file():
+        with suppress(LopsidedError, KeyError, TypeError):
+            run = Run.open(folder)
+            return {"finished": run.finished, "headlines": [line.words() for line in run.headlines()]}
+    return {"finished": False, "headlines": []}
 
 
 def _batch_size(model: Model, card: ModelCard) -> int:

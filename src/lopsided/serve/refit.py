@@ -16,10 +16,10 @@ from lopsided import files
 from lopsided.errors import LopsidedError, RunError
 from lopsided.recipe import Recipe
 from lopsided.runs.folder import FOLDS, METRICS, RECIPE, Run
-from lopsided.runs.metrics import focus_of, headlines, judged_split
 from lopsided.serve.comparison import compare_runs
 from lopsided.serve.journal import GROUP, Journal
 from lopsided.serve.limits import RefusedError
+from lopsided.serve.model import run_facts
 
 BASE = "0"
 """The id of the run that the server was started with. The others are 1, 2 and so on."""
@@ -102,7 +102,7 @@ class Refits:
         with self._lock:
             current = self.current
             runs = [
-                {"id": name, "name": _name(folder, name), "current": name == current, **_facts(folder)}
+                {"id": name, "name": _name(folder, name), "current": name == current, **run_facts(folder)}
                 for name, folder in ((name, self.folder(name)) for name in self._all())
             ]
             found: dict[str, Any] = {"runs": runs}
@@ -200,17 +200,3 @@ def _is_finished(folder: Path) -> bool:
 
 def _name(folder: Path, number: str) -> str:
     return f"run {folder.absolute().name}" if number == BASE else f"refit {number}"
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    """Return what the page shows of a run."""
-    try:
-        run = Run.open(folder) if (folder / RECIPE).is_file() else None
-        metrics = None if run is None else run.metrics
-        split = None if metrics is None else judged_split(metrics)
-        lines = []
-        if run is not None and metrics is not None and split is not None:
-            lines = [line.words() for line in headlines(metrics[split], focus_of(run.recipe, metrics))]
-    except (LopsidedError, KeyError, TypeError):
-        metrics, lines = None, []
-    return {"finished": metrics is not None, "headlines": lines}
