@@ -8,7 +8,9 @@ files that a killed process left.
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import os
 import re
@@ -17,11 +19,11 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lopsided.errors import RunError, sentence
 
@@ -176,6 +178,25 @@ def cut(path: str | os.PathLike[str], end: int) -> None:
     """Truncate a file to ``end`` bytes."""
     with disk_errors(path), open(path, "rb+", opener=_open_plain) as file:
         file.truncate(end)
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Return rows as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def json_lines(path: str | os.PathLike[str], most: int | None = None) -> Iterator[Any]:
+    """Yield the values of a file with one JSON value per line. Lines that a killed process left unfinished are skipped.
+
+    Raise an OSError for a special file or too many bytes.
+    """
+    check_regular(path, most)
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            with suppress(ValueError, RecursionError):
+                yield json.loads(line)
 
 
 def append_line(path: str | os.PathLike[str], text: str, *, flush: bool = False) -> None:

@@ -17,8 +17,6 @@ The probabilities must come from models that did not see the image, and have the
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from lopsided.errors import InputError, sentence
 from lopsided.evaluation.calibration import TINY
 from lopsided.evaluation.intervals import Estimate, Floats, quantile
+from lopsided.files import csv_text
 
 Codes = NDArray[np.int64]
 NEAR = 0.86
@@ -167,7 +166,7 @@ def labels_table(
         ]
         for rank, i in enumerate(check.order.tolist(), start=1)
     )
-    return _csv(header, rows)
+    return csv_text([header, *rows]).encode(errors="surrogateescape")
 
 
 @dataclass(frozen=True, order=True)
@@ -236,15 +235,7 @@ def duplicates_table(
         return [names[i], classes[labels[i]], "" if groups is None else groups[i]]
 
     rows = ([f"{pair.similarity:.4f}", pair.across, *facts(pair.first), *facts(pair.second)] for pair in pairs)
-    return _csv(header, rows)
-
-
-def _csv(header: Sequence[str], rows: object) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)  # type: ignore[arg-type]
-    return text.getvalue().encode(errors="surrogateescape")
+    return csv_text([header, *rows]).encode(errors="surrogateescape")
 
 
 def standardised(x: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -12,11 +12,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import heapq
-import io
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -126,11 +124,7 @@ class Journal:
         if not os.path.lexists(self.path):
             return
         with files.disk_errors(self.path):
-            files.check_regular(self.path)
-            with self.path.open(encoding="utf-8", errors="replace") as file:
-                for line in file:
-                    with suppress(ValueError, RecursionError):
-                        yield json.loads(line)
+            yield from files.json_lines(self.path)
 
 
 def _entry(content: Any) -> Entry | None:
@@ -405,15 +399,13 @@ def write_found(result: Result, label: str, out: Path) -> None:
     unfamiliar if the model recognises unfamiliar images.
     """
     near = any(row.nearness is not None for row in result.rows)
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
     judged = any(row.typicality is not None for row in result.rows)
     columns = [*(["nearness"] if near else []), *(["typicality", "unfamiliar"] if judged else [])]
-    table.writerow(["rank", "path", f"{PROBABILITY}{label}", *columns])
+    table: list[Sequence[object]] = [["rank", "path", f"{PROBABILITY}{label}", *columns]]
     for rank, row in enumerate(result.rows, start=1):
         more = [f"{row.nearness:.6g}"] if near else []
         seen = [f"{row.typicality:.6g}", "true" if row.unfamiliar else "false"] if row.typicality is not None else []
-        table.writerow([rank, row.path, f"{row.probability:.9g}", *more, *seen])
+        table.append([rank, row.path, f"{row.probability:.9g}", *more, *seen])
     with (
         files.replacing(unreadable_path(out), wanted=lambda: result.unreadable > 0) as temporary,
         temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
@@ -421,7 +413,7 @@ def write_found(result: Result, label: str, out: Path) -> None:
         reasons = csv.writer(file, lineterminator="\n")
         reasons.writerow(["path", "reason"])
         reasons.writerows(image for entry in result.journal.entries() for image in entry.unreadable)
-    files.atomic_write(out, text.getvalue().encode(errors="surrogateescape"))
+    files.atomic_write(out, files.csv_text(table).encode(errors="surrogateescape"))
 
 
 def page_path(out: Path) -> Path:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
+from lopsided.files import csv_text
 from lopsided.paper.claims import BLIND, RULE
 from lopsided.paper.compare import Comparison, Entry
 from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting
@@ -259,16 +259,9 @@ def _verdict_lines(comparison: Comparison) -> list[str]:
 
 def to_csv(comparison: Comparison) -> str:
     """Return CSV with a line per figure of each cell, with all digits. Cells without a run have empty fields."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for scenario in comparison.scenarios:
-        for setting in comparison.settings:
-            for split in comparison.splits:
-                for figure in FIGURES:
-                    row = _csv_row(comparison, scenario, setting, split, figure)
-                    writer.writerow([repr(cell) if isinstance(cell, float) else cell for cell in row])
-    return text.getvalue()
+    places = product(comparison.scenarios, comparison.settings, comparison.splits, FIGURES)
+    rows = (_csv_row(comparison, *place) for place in places)
+    return csv_text([CSV_COLUMNS, *([repr(cell) if isinstance(cell, float) else cell for cell in row] for row in rows)])
 
 
 def _csv_row(

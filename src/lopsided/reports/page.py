@@ -47,7 +47,7 @@ def render(template: str, *, data: Any, pictures: str = "", further: str = "", *
         ]
     )
     page = (
-        _environment()
+        environment("lopsided.reports")
         .get_template(template)
         .render(
             policy=policy,
@@ -89,9 +89,10 @@ def _static(name: str) -> str:
 
 
 @cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("lopsided.reports", "templates"),
+def environment(*rooms: str) -> jinja2.Environment:
+    """Return the environment of templates, which are looked for in these rooms."""
+    made = jinja2.Environment(
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(room, "templates") for room in rooms]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -108,5 +109,5 @@ def _environment() -> jinja2.Environment:
         wording.probability,
         wording.breakable,
     )
-    environment.filters.update({function.__name__: function for function in names})
-    return environment
+    made.filters.update({function.__name__: function for function in names})
+    return made

@@ -86,16 +86,11 @@ class Run:
         """Yield the events of the log, oldest first. Unfinished lines of a killed process are skipped."""
         path = self.folder / LOG
         try:
-            files.check_regular(path, files.MAX_BYTES)
-        except OSError as error:
-            raise RunError(sentence(f"{LOG} must be a readable log", f"{path} ({error.strerror})")) from None
-        with path.open(encoding="utf-8", errors="replace") as log:
-            for line in log:
-                event = None
-                with suppress(ValueError, RecursionError):
-                    event = json.loads(line)
+            for event in files.json_lines(path, files.MAX_BYTES):
                 if isinstance(event, dict) and isinstance(event.get("event"), str):
                     yield event
+        except OSError as error:
+            raise RunError(sentence(f"{LOG} must be a readable log", f"{path} ({error.strerror})")) from None
 
     def facts(self) -> list[Fact]:
         """Return the notes in the log, and the cautions about the metrics. A log that is gone has no notes."""

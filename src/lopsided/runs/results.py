@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -183,11 +181,9 @@ def _table(
     classes: Sequence[str],
     folds: npt.NDArray[np.int64] | None,
 ) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     known = [] if folds is None else ["fold"]
     columns = ["split", "name", "group", "label", "predicted", *(f"{PROBABILITY}{name}" for name in classes)]
-    writer.writerow([*columns, *known])
+    table: list[Sequence[object]] = [[*columns, *known]]
     for split, part in parts.items():
         if part is None or part.y_true is None:
             continue
@@ -196,5 +192,5 @@ def _table(
         for row, (name, group, label, predicted, p) in enumerate(rows):
             numbers = (f"{value:.9g}" for value in p)
             fold = [] if folds is None else [folds[row] if split == "test" else ""]
-            writer.writerow([split, name, group, classes[label], classes[predicted], *numbers, *fold])
-    return text.getvalue().encode(errors="surrogateescape")
+            table.append([split, name, group, classes[label], classes[predicted], *numbers, *fold])
+    return files.csv_text(table).encode(errors="surrogateescape")

@@ -7,7 +7,6 @@ from importlib import resources
 from typing import Any
 from urllib.parse import parse_qs
 
-import jinja2
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,7 +16,7 @@ from starlette.types import ASGIApp
 
 from lopsided import __version__
 from lopsided.errors import LopsidedError
-from lopsided.reports.page import embedded_json
+from lopsided.reports.page import embedded_json, environment
 from lopsided.serve.bench import Bench
 from lopsided.serve.guard import INTERNAL, Access, Guard, JsonResponse, refused
 from lopsided.serve.limits import RefusedError
@@ -245,23 +244,11 @@ def _csv(name: str, text: str) -> Response:
 
 
 def _html(template: str, status: int = 200, *, data: Any = None, **context: Any) -> Response:
-    text = _environment().get_template(template).render(data=embedded_json(data), version=__version__, **context)
+    templates = environment("lopsided.serve", "lopsided.reports")
+    text = templates.get_template(template).render(data=embedded_json(data), version=__version__, **context)
     return Response(text, status, media_type="text/html; charset=utf-8")
 
 
 @cache
 def _file(room: str, name: str) -> bytes:
     return (resources.files(room) / "static" / name).read_bytes()
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.ChoiceLoader(
-            [jinja2.PackageLoader("lopsided.serve", "templates"), jinja2.PackageLoader("lopsided.reports", "templates")]
-        ),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )

@@ -6,8 +6,6 @@ a kill left unfinished is skipped; the person who pressed that key has not been 
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -129,11 +127,12 @@ class Journal:
             for each in marks
         ]
         header = list(dict.fromkeys(["path", "label", "mark", "who", *(name for row in rows for name in row)]))
-        return _table(header, [[row.get(name, "") for name in header] for row in rows])
+        return files.csv_text([header, *([row.get(name, "") for name in header] for row in rows)])
 
     def corrections_table(self) -> str:
         """Return the corrected labels as the table that ``fit corrections=`` reads."""
-        return _table(["path", "label", "was", "who"], [[m.name, m.label, m.asked, m.who] for m in self.corrections()])
+        rows = ([mark.name, mark.label, mark.asked, mark.who] for mark in self.corrections())
+        return files.csv_text([["path", "label", "was", "who"], *rows])
 
     def _write(self, content: dict[str, Any]) -> None:
         if not self.path.exists():
@@ -162,18 +161,13 @@ class Journal:
         if not self.path.exists():
             return
         try:
-            files.check_regular(self.path, files.MAX_BYTES)
-            text = self.path.read_text(encoding="utf-8", errors="replace")
+            lines = list(files.json_lines(self.path, files.MAX_BYTES))
         except OSError as error:
             raise RunError(f"The journal {self.path} cannot be read ({files.reason(error)}).") from None
-        lines = text.splitlines()
-        with suppress(ValueError, RecursionError, AttributeError):
-            written = json.loads(lines[0]).get("format", FORMAT) if lines else FORMAT
-            if written != FORMAT:
-                raise RunError(sentence(f"a journal must have format {FORMAT}", f"{written} in {self.path}"))
-        for line in lines:
-            with suppress(ValueError, RecursionError):
-                yield json.loads(line)
+        written = lines[0].get("format", FORMAT) if lines and isinstance(lines[0], dict) else FORMAT
+        if written != FORMAT:
+            raise RunError(sentence(f"a journal must have format {FORMAT}", f"{written} in {self.path}"))
+        yield from lines
 
 
 def _columns(mark: Mark) -> dict[str, str]:
@@ -186,10 +180,3 @@ def _columns(mark: Mark) -> dict[str, str]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([header, *rows])
-    return text.getvalue()
