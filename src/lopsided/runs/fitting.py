@@ -126,7 +126,8 @@ def train_recipe(
 
     def counts() -> dict[str, int]:
         """Return the images of each class. They are listed, not read."""
-        return ranks.told(lambda: sources.drawn(runs.settle(chosen, data)).counts())
+        found: dict[str, int] = ranks.told(lambda: sources.drawn(runs.settle(chosen, data)).counts())
+        return found
 
     if not resume:
         check_outside(out, data or chosen.data.source)
