@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from lopsided.data.sources import source_from_arrays
 from lopsided.errors import InputError, MissingDependencyError, RunError
 from lopsided.facts import Fact, cautions
 from lopsided.facts.log import Reporter
@@ -21,7 +23,7 @@ from lopsided.runs.engines import Ended
 from lopsided.runs.folder import Run
 from lopsided.runs.plan import Cell, train_cell
 from lopsided.runs.records import Record
-from lopsided.runs.run import begun, run_recipe, settle
+from lopsided.runs.run import Task, run_recipe, settle
 from lopsided.runs.sweep import run_sweep
 from lopsided.trackers import TrackedRun, Tracker, tracker
 from lopsided.trackers.mlflow import MLflow
@@ -470,17 +472,20 @@ def test_only_the_first_rank_writes_and_tracks(tmp_path: Path) -> None:
     watcher, second = Reporter(), Ranks()
     second.rank = 1
     tracked = Recipe().override(track=["tensorboard"])
-    with begun(tmp_path, tracked, watcher, second, resume=False, is_kept=lambda: False) as found:
+    source = source_from_arrays(np.zeros((2, 1, 1), np.uint8))
+    with Task(tmp_path, tracked, source, None, False, watcher, second, ()).begun(lambda: False) as found:
         assert found is watcher
     assert not list(tmp_path.iterdir())
-    with begun(tmp_path, tracked, watcher, Ranks(), resume=False, is_kept=lambda: False) as found:
+    with Task(tmp_path, tracked, source, None, False, watcher, Ranks(), ()).begun(lambda: False) as found:
         assert isinstance(found, tracking.Tracking)
         (tmp_path / "metrics.json").write_text("{}")
 
 
 def test_a_run_that_fails_before_there_is_something_to_continue_leaves_its_folder_empty(tmp_path: Path) -> None:
+    source = source_from_arrays(np.zeros((2, 1, 1), np.uint8))
+    task = Task(tmp_path, Recipe(), source, None, False, None, Ranks(), ())
     for kept, left in ((tmp_path, ["recipe.toml"]), (tmp_path / "checkpoint", [])):
-        with pytest.raises(RunError), begun(tmp_path, Recipe(), None, Ranks(), resume=False, is_kept=kept.exists):
+        with pytest.raises(RunError), task.begun(kept.exists):
             raise RunError("no memory")
         assert [path.name for path in tmp_path.iterdir()] == left
 

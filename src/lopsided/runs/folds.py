@@ -23,9 +23,8 @@ from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import settle_scores
 from lopsided.evaluation.prior import settled_prior
 from lopsided.facts import Fact, notes
-from lopsided.facts.log import Log, Passing, Reporter
+from lopsided.facts.log import Log, Passing
 from lopsided.inference.feature_cache import cache_root
-from lopsided.ranks import ALONE, Ranks
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule
 from lopsided.runs.driver import drive
@@ -35,7 +34,7 @@ from lopsided.runs.fold_results import Codes, FoldResults
 from lopsided.runs.folder import COMPARISON, FEATURES, FOLDS, METRICS, WHOLE, place
 from lopsided.runs.keys import cell_key
 from lopsided.runs.plan import CELLS, Cell, Plan, drop_model
-from lopsided.runs.run import begun, run_recipe, settle
+from lopsided.runs.run import Task, run_recipe, settle
 from lopsided.runs.view import View
 
 USUAL_FOLDS, RARE, CHEAP_SECONDS = 5, 200, 600.0
@@ -135,25 +134,13 @@ def _fold_cell(folder: Path, fold: int, recipe: Recipe) -> Cell:
     return compared if (folder / compared.path / METRICS).exists() else _cell(recipe, place(fold))
 
 
-def train_folds(
-    folder: Path,
-    recipe: Recipe,
-    source: Source,
-    held_out: Source | None,
-    *,
-    resume: bool,
-    reporter: Reporter | None,
-    ranks: Ranks = ALONE,
-    why: Sequence[Fact] = (),
-    engine: Engine | None = None,
-    view: View | None = None,
-    expected: Expected | None = None,
-) -> None:
+def train_folds(task: Task, engine: Engine | None, view: View | None, expected: Expected | None) -> None:
     """Train the folds of a recipe that are not finished, and the model, and write the results of the run.
 
     ``engine`` trains several cells at once, and ``view`` receives their events. Without it, they are trained one after
-    the other in this process. ``expected`` is how long the run will take. The caller must hold the folder's lock.
+    the other in this process. ``expected`` is how long the run will take.
     """
+    folder, recipe, source, ranks = task.folder, task.recipe, task.source, task.ranks
     _check_no_links(folder)
     numbers = _numbers(recipe, source)
     prior = _prior(recipe, source)
@@ -162,21 +149,20 @@ def train_folds(
         from lopsided.runs.origins import read_origins
 
         read_origins(recipe, source)
-    log = Log(folder if ranks.first else None, reporter if ranks.first else None)
+    log = Log(folder, task.reporter) if ranks.first else Log(None, None)
     plan = FoldPlan(folder, recipe)
 
     def train(cell: Cell) -> None:
         below = _Part(log, plan.label(cell), first=cell is plan.folds[0])
-        opened = source, held_out
+        opened = source, task.held_out
         begin, is_new, done = perf_counter(), not (folder / cell.path / METRICS).exists(), plan.cells.index(cell) + 1
         run_recipe(cell.recipe, folder / cell.path, resume=True, reporter=below, ranks=ranks, opened=opened)
         log.count("trainings", done, len(plan.cells))
         if expected is not None and is_new and done == 2 < len(plan.cells):  # The first one computes the features.
             log.fact(notes.time_left(round(expected.left(done, perf_counter() - begin), 1)))
 
-    is_kept = (folder / FOLDS).exists
-    with begun(folder, recipe, reporter, ranks, resume=resume, is_kept=is_kept) as watcher:
-        for fact in [*why, *_fold_notes(recipe, source)] if ranks.first else ():
+    with task.begun((folder / FOLDS).exists) as watcher:
+        for fact in [*task.why, *_fold_notes(recipe, source)] if ranks.first else ():
             log.fact(fact)
         if watcher is not None and ranks.first:
             watcher.begin(source.classes, [])  # The folds have trackers of their own.
@@ -184,7 +170,7 @@ def train_folds(
             drive(plan.unfinished(), engine, view)
         drive(plan, Here(train))
         if ranks.first:
-            FoldResults(plan, source, held_out, numbers, prior, log, ranks.size).write()
+            FoldResults(plan, source, task.held_out, numbers, prior, log, ranks.size).write()
     if ranks.first:
         tidy(folder)
 

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,13 +96,11 @@ def run_recipe(
         with _held(folder) if ranks.first else nullcontext():
             found = ranks.told(state)  # Another process may have used the folder since.
             if found != "finished":
-                watched: dict[str, Any] = {"reporter": reporter, "ranks": ranks, "why": why}
-                resumes = found == "unfinished"
+                task = Task(folder, recipe, *opened, found == "unfinished", reporter, ranks, why)
                 if folds.has_folds(recipe):
-                    watched |= {"engine": engine, "view": view, "expected": expected}
-                    folds.train_folds(folder, recipe, *opened, resume=resumes, **watched)
+                    folds.train_folds(task, engine, view, expected)
                 else:
-                    _train(folder, recipe, *opened, resume=resumes, **watched)
+                    _train(task)
     elif ranks.first:
         from lopsided.runs.tracking import finish_left
 
@@ -155,60 +154,60 @@ def _held(folder: Path) -> Iterator[None]:
                 path.rmdir()  # Removes empty folders only.
 
 
-def _train(
-    folder: Path,
-    recipe: Recipe,
-    source: Source,
-    held_out: Source | None,
-    *,
-    resume: bool,
-    reporter: Reporter | None,
-    ranks: Ranks = ALONE,
-    why: Sequence[Fact] = (),
-) -> None:
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A run to train in its folder, whose lock the caller holds, with images that are checked."""
+
+    folder: Path
+    recipe: Recipe
+    source: Source
+    held_out: Source | None
+    resume: bool
+    reporter: Reporter | None
+    ranks: Ranks
+    why: Sequence[Fact]
+
+    @contextmanager
+    def begun(self, is_kept: Callable[[], bool]) -> Iterator[Reporter | None]:
+        """Begin the run in its folder, unless it is resumed, and yield a reporter that also feeds its trackers.
+
+        An error takes the beginning back if nothing ``is_kept`` to continue. Only the first rank writes and tracks.
+        """
+        folder, recipe, first = self.folder, self.recipe, self.ranks.first
+        try:
+            if not self.resume and first:
+                files.atomic_write(folder / RECIPE, recipe.to_toml())
+            if recipe.track and first:
+                from lopsided.runs.tracking import tracked
+
+                with tracked(folder, recipe, self.reporter) as watcher:
+                    yield watcher
+            else:
+                yield self.reporter
+        except Exception:
+            if not self.resume and first and not is_kept():
+                from lopsided.trackers.tracker import TENSORBOARD
+
+                for name in (CHECKPOINT, TENSORBOARD):
+                    shutil.rmtree(folder / name, ignore_errors=True)
+                for name in (RECIPE, LOG, TRACKERS):
+                    with suppress(OSError):  # The original error matters, not an error of this cleanup.
+                        (folder / name).unlink()
+            raise
+
+
+def _train(task: Task) -> None:
     from lopsided.training.checkpoint import Checkpoint
     from lopsided.training.fit import fit
 
-    with begun(folder, recipe, reporter, ranks, resume=resume, is_kept=Checkpoint(folder).exists) as watcher:
-        fitted = fit(recipe, source, folder, held_out=held_out, resume=resume, reporter=watcher, ranks=ranks, why=why)
+    folder, recipe, source, ranks = task.folder, task.recipe, task.source, task.ranks
+    with task.begun(Checkpoint(folder).exists) as watcher:
+        fitted = fit(
+            recipe, source, folder, held_out=task.held_out, resume=task.resume, reporter=watcher, ranks=ranks,
+            why=task.why,
+        )  # fmt: skip
         if ranks.first:
             write_results(folder, recipe, source, fitted, ranks.size)
-
-
-@contextmanager
-def begun(
-    folder: Path,
-    recipe: Recipe,
-    reporter: Reporter | None,
-    ranks: Ranks,
-    *,
-    resume: bool,
-    is_kept: Callable[[], bool],
-) -> Iterator[Reporter | None]:
-    """Begin a run in its folder, unless it is resumed, and yield a reporter that also feeds its trackers.
-
-    An error takes the beginning back if nothing ``is_kept`` to continue. Only the first rank writes and tracks.
-    """
-    try:
-        if not resume and ranks.first:
-            files.atomic_write(folder / RECIPE, recipe.to_toml())
-        if recipe.track and ranks.first:
-            from lopsided.runs.tracking import tracked
-
-            with tracked(folder, recipe, reporter) as watcher:
-                yield watcher
-        else:
-            yield reporter
-    except Exception:
-        if not resume and ranks.first and not is_kept():
-            from lopsided.trackers.tracker import TENSORBOARD
-
-            for name in (CHECKPOINT, TENSORBOARD):
-                shutil.rmtree(folder / name, ignore_errors=True)
-            for name in (RECIPE, LOG, TRACKERS):
-                with suppress(OSError):  # The original error matters, not an error of this cleanup.
-                    (folder / name).unlink()
-        raise
 
 
 def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe:
