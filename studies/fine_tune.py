@@ -47,8 +47,9 @@ from answers import Answers
 from lopsided.data.prepare import Sources
 from lopsided.data.sources import Source, open_source
 from lopsided.evaluation.intervals import mean_interval
+from lopsided.inference.scorer import Predictions
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.training.fit import Predictions, fit
+from lopsided.training.fit import fit
 from lopsided.training.methods.fine_tune import Activations
 
 RECORD = shared.RECORDS / "fine_tune.jsonl"

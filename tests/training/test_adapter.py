@@ -19,10 +19,11 @@ from lopsided.evaluation.prior import carried_prior
 from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
+from lopsided.models.model import load_model
 from lopsided.models.pretrained import Preprocessing
 from lopsided.ranks import Ranks
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.training.fit import Fitted, fit, load_model
+from lopsided.training.fit import Fitted, fit
 from lopsided.training.methods.adapter import Joined, Linear, Rows, Unseen, fit_plain, head_folds
 from training.ranks import together
 

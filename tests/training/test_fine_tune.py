@@ -22,11 +22,11 @@ from lopsided.inference.scorer import Scorer
 from lopsided.models.cut import cut_encoder
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead
-from lopsided.models.model import Model
+from lopsided.models.model import Model, load_model
 from lopsided.models.pretrained import Preprocessing
 from lopsided.ranks import Ranks
 from lopsided.recipe import EncoderTraining, Recipe, named_recipe
-from lopsided.training.fit import fit, load_model
+from lopsided.training.fit import fit
 from lopsided.training.loop import Average
 from lopsided.training.methods import fine_tune
 from lopsided.training.methods.fine_tune import Activations, fine_tune_sampler, parameter_groups, seeded_views, to_bytes

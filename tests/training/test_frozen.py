@@ -18,10 +18,11 @@ from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
 from lopsided.models import encoders
 from lopsided.models.encoders import build_encoder
+from lopsided.models.model import load_model
 from lopsided.models.pretrained import Preprocessing
 from lopsided.ranks import Ranks
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.training.fit import fit, load_model
+from lopsided.training.fit import fit
 from reporters import Listening
 from training.ranks import together
 

@@ -15,10 +15,10 @@ from lopsided.data.sources import Source, open_source
 from lopsided.errors import RunError
 from lopsided.inference.scorer import Scorer
 from lopsided.models.blocks.pixels import WIDTH
-from lopsided.models.model import average, average_classifiers
+from lopsided.models.model import average, average_classifiers, load_model
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs.run import run_recipe
-from lopsided.training.fit import fit, load_model
+from lopsided.training.fit import fit
 from lopsided.training.methods.adapter import Rows, fit_plain
 from lopsided.training.regression import fit_regression
 

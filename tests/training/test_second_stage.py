@@ -17,9 +17,10 @@ from lopsided.evaluation.prior import carried_prior
 from lopsided.facts import notes
 from lopsided.models.encoders import build_encoder, seeded_init
 from lopsided.models.heads import ClassifierHead
+from lopsided.models.model import load_model
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.training.finishers import TAUS, tau_normalised
-from lopsided.training.fit import Fitted, fit, load_model
+from lopsided.training.fit import Fitted, fit
 from reporters import Ending, Listening
 from training.conftest import stripes, tiny
 

@@ -24,12 +24,12 @@ from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder
 from lopsided.models.heads import ClassifierHead
-from lopsided.models.model import Model, ModelCard, look
+from lopsided.models.model import Model, ModelCard, load_model, look
 from lopsided.ranks import Ranks
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.recipe.views import SETS, VIEWS
 from lopsided.runs.run import run_recipe
-from lopsided.training.fit import fit, load_model
+from lopsided.training.fit import fit
 from lopsided.training.methods.fine_tune import Kept
 from lopsided.training.regression import fit_regression
 from reporters import Listening

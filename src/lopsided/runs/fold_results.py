@@ -80,7 +80,8 @@ class FoldResults:
 
     def write(self) -> None:
         """Write the model, the predictions, the features and, last, the metrics."""
-        from lopsided.training.fit import Predictions, fingerprint
+        from lopsided.inference.scorer import Predictions
+        from lopsided.training.fit import fingerprint
 
         repeats, settled = self._settled()
         change, decision = settle_scores(self.rule, self.kind, self.classes, self.prior, repeats[0].held)
@@ -286,8 +287,7 @@ class FoldResults:
         return bank
 
     def _held_out(self, model: Model, card: ModelCard) -> Any:
-        from lopsided.inference.scorer import Scorer
-        from lopsided.training.fit import Predictions
+        from lopsided.inference.scorer import Predictions, Scorer
 
         source = self.held_out
         if source is None:

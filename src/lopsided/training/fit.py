@@ -62,17 +62,6 @@ from lopsided.training.checkpoint import Checkpoint, State, check_course, load_s
 from lopsided.training.decide import check_rule, familiar_images, settle
 from lopsided.training.methods import Trainer, make_trainer
 
-__all__ = [
-    "Fitted",
-    "Model",
-    "ModelCard",
-    "Predictions",
-    "Reporter",
-    "fit",
-    "load_model",
-    "save_model",
-]
-
 _MAY_DIFFER = ("threads", "ranks", "fast", "torch")
 """Fields of the state that may change when a run is resumed."""
 
