@@ -23,7 +23,7 @@ from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import settle_scores
 from lopsided.evaluation.prior import settled_prior
 from lopsided.facts import Fact, notes
-from lopsided.facts.log import Log, Passing
+from lopsided.facts.log import Log, Reporter
 from lopsided.inference.feature_cache import cache_root
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule
@@ -201,19 +201,18 @@ def _check_no_links(folder: Path) -> None:
         files.check_no_links(path)
 
 
-class _Part(Passing):
+class _Part(Reporter):
     """Passes the progress of a fold on, with its label, and the notes of the first fold that hold for all folds."""
 
     def __init__(self, log: Log, label: str, *, first: bool) -> None:
-        super().__init__(log.inner)
-        self._log, self._label, self._first = log, label, first
+        self.inner, self._log, self._label, self._first = log.inner, log, label, first
 
     def begin(self, classes: Sequence[str], history: Sequence[Mapping[str, Any]]) -> None:
         """The run has begun before its folds."""
 
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
         """Pass on the start of a stage."""
-        self.inner.stage(f"{self._label} {name}", epochs, steps_per_epoch)
+        super().stage(f"{self._label} {name}", epochs, steps_per_epoch)
 
     def fact(self, fact: Fact) -> None:
         """Pass on a note that is the same in all folds. Other facts are merged when all folds are finished."""

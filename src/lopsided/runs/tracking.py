@@ -17,7 +17,7 @@ from typing import Any
 from lopsided import files
 from lopsided.errors import LopsidedError, RunError
 from lopsided.facts import Fact, cautions, notes
-from lopsided.facts.log import LOG_NAME, Log, Passing, Reporter
+from lopsided.facts.log import LOG_NAME, Log, Reporter
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import leaves
 from lopsided.runs.folder import TRACKERS, Run, read_metrics
@@ -125,13 +125,13 @@ def _write_keys(folder: Path, keys: Mapping[str, str], *, ended: bool) -> None:
     files.atomic_write(folder / TRACKERS, json.dumps({"keys": dict(keys), "ended": ended}, indent=2) + "\n")
 
 
-class Tracking(Passing):
+class Tracking(Reporter):
     """Passes the events of a run on to another reporter and to the trackers of its recipe."""
 
     def __init__(
         self, folder: Path, recipe: Recipe, reporter: Reporter | None, texts: Sequence[str] | None = None
     ) -> None:
-        super().__init__(reporter)
+        self.inner = reporter
         self._folder, self._recipe = folder, recipe
         self._log = Log(folder, reporter)  # A caution about a tracker is a line of the log, not one about the metrics.
         self._trackers = Trackers(recipe.track if texts is None else texts, folder, self._log.fact)
