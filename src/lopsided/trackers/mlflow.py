@@ -86,14 +86,6 @@ class MLflow(Tracker):
         self.repeat(run.history)
         return self._run
 
-    def epoch(self, step: int, stage: str, figures: Mapping[str, float]) -> None:
-        """Write the figures, with the stage in front of their names."""
-        self._log(step, {f"{stage}/{name}": value for name, value in figures.items()})
-
-    def recall(self, step: int, split: str, recall: Mapping[str, float]) -> None:
-        """Write the recall of each class."""
-        self._log(step, {f"{split}_recall/{name}": value for name, value in recall.items()})
-
     def artifacts(self, paths: Sequence[Path]) -> None:
         """Copy the files."""
         with quiet():
@@ -102,7 +94,7 @@ class MLflow(Tracker):
 
     def end(self, step: int, status: Status, figures: Mapping[str, float]) -> None:
         """Write the results and the status."""
-        self._log(step, figures)
+        self.log(step, figures)
         with quiet():
             self._client.set_terminated(self._run, status=_STATUS[status])
 
@@ -122,7 +114,7 @@ class MLflow(Tracker):
         for start in range(0, len(params), _MOST_AT_ONCE):
             self._client.log_batch(self._run, params=params[start : start + _MOST_AT_ONCE])
 
-    def _log(self, step: int, figures: Mapping[str, float]) -> None:
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
         """Write the points that are not there yet. After a resume, the last epochs may come a second time."""
         from mlflow.entities import Metric
 

@@ -38,16 +38,10 @@ class TensorBoard(Tracker):
         self._writer.flush()
         return folder.relative_to(root).as_posix()  # Valid after the run folder was moved.
 
-    def epoch(self, step: int, stage: str, figures: Mapping[str, float]) -> None:
-        """Write one scalar per figure, with the stage in front of its name."""
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        """Write one scalar per figure."""
         for name, value in figures.items():
-            self._writer.add_scalar(f"{stage}/{name}", value, step)
-        self._writer.flush()
-
-    def recall(self, step: int, split: str, recall: Mapping[str, float]) -> None:
-        """Write one scalar per class."""
-        for name, value in recall.items():
-            self._writer.add_scalar(f"{split}_recall/{name}", value, step)
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def artifacts(self, paths: Sequence[Path]) -> None:
@@ -56,8 +50,7 @@ class TensorBoard(Tracker):
 
     def end(self, step: int, status: Status, figures: Mapping[str, float]) -> None:
         """Write the results and close the event file."""
-        for name, value in figures.items():
-            self._writer.add_scalar(name, value, step)
+        self.log(step, figures)
         self._writer.add_text("status", status, step)
         self._writer.close()
 

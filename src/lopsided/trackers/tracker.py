@@ -88,9 +88,14 @@ class Tracker:
 
     def epoch(self, step: int, stage: str, figures: Mapping[str, float]) -> None:
         """Record the figures of an epoch, such as loss, learning rate and, with validation images, val_uwa."""
+        self.log(step, {f"{stage}/{name}": value for name, value in figures.items()})
 
     def recall(self, step: int, split: str, recall: Mapping[str, float]) -> None:
         """Record the recall of each class on a split: of validation images per epoch, and of the results at the end."""
+        self.log(step, {f"{split}_recall/{name}": value for name, value in recall.items()})
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        """Record figures by their full names, which ``epoch`` and ``recall`` make."""
 
     def repeat(self, history: Sequence[Epoch]) -> None:
         """Record epochs that are done, for ``start``."""

@@ -80,17 +80,12 @@ class WandB(Tracker):
             self.repeat(run.history)
         return name
 
-    def epoch(self, step: int, stage: str, figures: Mapping[str, float]) -> None:
-        """Write the figures, with the stage in front of their names."""
-        self._log(step, {f"{stage}/{name}": value for name, value in figures.items()})
-
     def recall(self, step: int, split: str, recall: Mapping[str, float]) -> None:
         """Write the recall of each class: to the history for validation images, to the summary for others."""
-        values = {f"{split}_recall/{name}": value for name, value in recall.items()}
         if split == "val":
-            self._log(step, values)
+            super().recall(step, split, recall)
         else:
-            self._summarise(values)
+            self._summarise({f"{split}_recall/{name}": value for name, value in recall.items()})
 
     def artifacts(self, paths: Sequence[Path]) -> None:
         """Copy the files into the folder of the run."""
@@ -106,7 +101,7 @@ class WandB(Tracker):
         with quiet():
             self._run.finish(exit_code=_EXIT[status])
 
-    def _log(self, step: int, figures: Mapping[str, float]) -> None:
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
         """Write a step. A run that continues online already has the steps before its own."""
         if step >= self._run.step:
             with quiet():
