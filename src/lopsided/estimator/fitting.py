@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -26,9 +25,6 @@ from lopsided.inference.scorer import Scorer
 from lopsided.models.machine import pick_device
 from lopsided.models.model import ModelCard
 from lopsided.recipe import Recipe
-from lopsided.runs.driver import drive
-from lopsided.runs.engines import Here
-from lopsided.runs.plan import Cell, Plan
 from lopsided.training.checkpoint import Checkpoint, State
 from lopsided.training.decide import check_rule, settle
 from lopsided.training.fit import pixels_of
@@ -101,13 +97,11 @@ def out_of_fold(
     numbers = fold_numbers(samples.source(), how=how, folds=folds, seed=recipe.seed)
     prior, p = settled_prior(recipe, samples.counts()), np.empty((num, num_classes))
 
-    def score(cell: Cell) -> None:
-        tested = numbers == int(cell.key)
+    for fold in range(folds):
+        tested = numbers == fold
         trainer, _ = train(samples.rows(np.flatnonzero(~tested)), recipe, verbose=verbose)
         scores = _probabilities(trainer, samples.rows(np.flatnonzero(tested)).X)
         p[tested] = at_prevalence(scores, trainer.card.prior, prior)
-
-    drive(Plan(Path(), [Cell(str(fold), recipe) for fold in range(folds)]), Here(score))  # Nothing is written.
     return p, numbers
 
 

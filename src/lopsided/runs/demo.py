@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lopsided import files
 from lopsided.errors import RunError
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.runs.driver import drive
-from lopsided.runs.engines import Here
 from lopsided.runs.folder import Run
-from lopsided.runs.plan import Cell, Plan
 from lopsided.runs.run import run_recipe
 
 if TYPE_CHECKING:
@@ -56,12 +53,10 @@ def run_demo(
 
     ``reporter`` returns the reporter for the run of a recipe. ``summary.json`` is written at the end.
     """
-    runs = {}
-
-    def train(cell: Cell) -> None:
-        runs[cell.place] = run_recipe(cell.recipe, Path(out) / cell.place, resume=True, reporter=reporter(cell.place))
-
-    drive(Plan(Path(out), [Cell(loss, recipe, place=loss) for loss, recipe in demo_recipes(seed).items()]), Here(train))
+    runs = {
+        loss: run_recipe(recipe, Path(out) / loss, resume=True, reporter=reporter(loss))
+        for loss, recipe in demo_recipes(seed).items()
+    }
     files.atomic_write(Path(out) / SUMMARY, json.dumps(summarise(runs), indent=2, allow_nan=False) + "\n")
     return runs
 

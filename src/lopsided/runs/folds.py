@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,15 +27,16 @@ from lopsided.facts.log import Log, Reporter
 from lopsided.inference.feature_cache import cache_root
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule
-from lopsided.runs.driver import drive
 from lopsided.runs.duration import FEATURE_SECONDS, Expected, fold_seconds
-from lopsided.runs.engines import Engine, Here
 from lopsided.runs.fold_results import Codes, FoldResults
 from lopsided.runs.folder import COMPARISON, FEATURES, FOLDS, METRICS, WHOLE, place
 from lopsided.runs.keys import cell_key
 from lopsided.runs.plan import CELLS, Cell, Plan, drop_model
 from lopsided.runs.run import Task, run_recipe, settle
-from lopsided.runs.view import View
+
+if TYPE_CHECKING:
+    from lopsided.runs.engines import Engine
+    from lopsided.runs.view import View
 
 USUAL_FOLDS, RARE, CHEAP_SECONDS = 5, 200, 600.0
 """Folds are the default with fewer than ``RARE`` images of a class, if they take at most ``CHEAP_SECONDS`` longer."""
@@ -151,24 +152,23 @@ def train_folds(task: Task, engine: Engine | None, view: View | None, expected: 
         read_origins(recipe, source)
     log = Log(folder, task.reporter) if ranks.first else Log(None, None)
     plan = FoldPlan(folder, recipe)
-
-    def train(cell: Cell) -> None:
-        below = _Part(log, plan.label(cell), first=cell is plan.folds[0])
-        opened = source, task.held_out
-        begin, is_new, done = perf_counter(), not (folder / cell.path / METRICS).exists(), plan.cells.index(cell) + 1
-        run_recipe(cell.recipe, folder / cell.path, resume=True, reporter=below, ranks=ranks, opened=opened)
-        log.count("trainings", done, len(plan.cells))
-        if expected is not None and is_new and done == 2 < len(plan.cells):  # The first one computes the features.
-            log.fact(notes.time_left(round(expected.left(done, perf_counter() - begin), 1)))
-
     with task.begun((folder / FOLDS).exists) as watcher:
         for fact in [*task.why, *_fold_notes(recipe, source)] if ranks.first else ():
             log.fact(fact)
         if watcher is not None and ranks.first:
             watcher.begin(source.classes, [])  # The folds have trackers of their own.
         if engine is not None and ranks.first:
+            from lopsided.runs.driver import drive
+
             drive(plan.unfinished(), engine, view)
-        drive(plan, Here(train))
+        for done, cell in enumerate(plan.cells, start=1):
+            below = _Part(log, plan.label(cell), first=cell is plan.folds[0])
+            begin, is_new = perf_counter(), not (folder / cell.path / METRICS).exists()
+            opened = source, task.held_out
+            run_recipe(cell.recipe, folder / cell.path, resume=True, reporter=below, ranks=ranks, opened=opened)
+            log.count("trainings", done, len(plan.cells))
+            if expected is not None and is_new and done == 2 < len(plan.cells):  # The first one computes the features.
+                log.fact(notes.time_left(round(expected.left(done, perf_counter() - begin), 1)))
         if ranks.first:
             FoldResults(plan, source, task.held_out, numbers, prior, log, ranks.size).write()
     if ranks.first:

@@ -1,9 +1,7 @@
-"""Engines: they train the cells of a plan in this process, in other processes, or on a cluster."""
+"""Engines: they train the cells of a plan in other processes, or on a cluster."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -47,31 +45,3 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """End all running cells at once. No process may remain."""
-
-
-class Here:
-    """Trains one cell after the other in this process, with a function. Its errors are raised as they are."""
-
-    slots = 1
-
-    def __init__(self, train: Callable[[Cell], object]) -> None:
-        self._train, self._waiting = train, list[Cell]()
-
-    def open(self, folder: Path, *, models: bool = False) -> None:
-        """Nothing has to be prepared."""
-
-    def submit(self, cell: Cell) -> None:
-        """Note the cell, which is trained while the driver waits."""
-        self._waiting.append(cell)
-
-    def wait(self, seconds: float) -> list[Ended]:
-        """Train the cell."""
-        if not self._waiting:
-            time.sleep(seconds)
-            return []
-        cell = self._waiting.pop()
-        self._train(cell)
-        return [Ended(cell)]
-
-    def close(self) -> None:
-        """Nothing runs any longer."""
