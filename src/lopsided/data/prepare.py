@@ -242,8 +242,9 @@ def training_source(source: Source, splits: Splits) -> tuple[Source, Splits]:
     more = source.more
     if more is None or not isinstance(source.images, FileImages) or not isinstance(more.images, FileImages):
         return source, splits
-    rows = len(source) + np.arange(len(more))
+    rows, groups = len(source) + np.arange(len(more)), None
     if source.groups is not None and more.groups is not None:
+        groups = np.concatenate([source.groups, more.groups])
         held = set(source.groups[np.concatenate([splits.val, splits.test])].tolist())
         rows = rows[[group not in held for group in more.groups.tolist()]]
     joined = replace(
@@ -251,16 +252,11 @@ def training_source(source: Source, splits: Splits) -> tuple[Source, Splits]:
         images=source.images.beside([*source.images.paths, *more.images.paths]),
         labels=np.concatenate([source.labels, more.labels]),
         names=(*source.names, *more.names),
-        groups=None if source.groups is None else np.concatenate([source.groups, _groups(more)]),
+        groups=groups,
         splits=None if source.splits is None else np.concatenate([source.splits, np.full(len(more), "train")]),
         more=None,
     )
     return joined, Splits(np.concatenate([splits.train, rows]), splits.val, splits.test)
-
-
-def _groups(more: Source) -> np.ndarray[tuple[int], np.dtype[np.str_]]:
-    assert more.groups is not None
-    return more.groups
 
 
 def _read(table: Path, source: Source, data: Data) -> tuple[list[_Row], Counter[str]]:

@@ -106,8 +106,8 @@ class Scorer:
             return []
         columns, engine = _facts(self._model, self.card), {"engine": self.engine.name}
         shelves = [
-            Shelf([(width, {**facts, **engine, **_fact_of(view)}) for width, facts in columns])
-            for view in self.engine.views
+            Shelf([(width, {**facts, **engine, **of_view}) for width, facts in columns])
+            for of_view in ({} if view == "identity" else {"view": view} for view in self.engine.views)
         ]
         return shelves if self._cached == "all" or all(shelf.is_begun for shelf in shelves) else []
 
@@ -370,11 +370,6 @@ def _misfit(pixels: Pixels | None, card: ModelCard) -> str:
 def _count_rows(count: Counted, before: int, here: int, total: int, done: int, missing: int) -> None:
     """Count rows of all blocks, given the number of missing rows that are done in this block."""
     count(before + here - missing + done, total)
-
-
-def _fact_of(view: str) -> dict[str, object]:
-    """Return the fact of a view. The image as it is has none."""
-    return {} if view == "identity" else {"view": view}
 
 
 def _facts(model: Model, card: ModelCard) -> list[tuple[int, dict[str, object]]]:

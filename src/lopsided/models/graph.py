@@ -266,7 +266,9 @@ class _Translation:
     def _convolution(self, layer: nn.Conv2d, x: str) -> str:
         from timm.layers.conv2d_same import Conv2dSame
 
-        known = type(layer).forward in (nn.Conv2d.forward, Conv2dSame.forward) or _is_fast(layer)
+        from lopsided.models.small_maps import SmallMapConv2d
+
+        known = type(layer).forward in (nn.Conv2d.forward, Conv2dSame.forward) or type(layer) is SmallMapConv2d
         if not known or layer.padding_mode != "zeros" or layer.padding == "same":
             raise UntranslatableError(type(layer).__name__)
         bias = np.zeros(layer.out_channels, np.float32) if layer.bias is None else _array(layer.bias)
@@ -323,12 +325,6 @@ class _Translation:
         if layer.divisor_override is not None or (layer.ceil_mode and padding != [0, 0]):
             raise UntranslatableError("an average pooling layer with a divisor, or with ceil_mode and padding")
         return self.graph.add("AveragePool", [x], count_include_pad=int(layer.count_include_pad), **options)
-
-
-def _is_fast(layer: nn.Module) -> bool:
-    from lopsided.models.small_maps import SmallMapConv2d
-
-    return type(layer) is SmallMapConv2d
 
 
 def _array(tensor: torch.Tensor) -> Floats:

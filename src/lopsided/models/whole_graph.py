@@ -52,7 +52,8 @@ def model_to_onnx(
         views = [_view(graph, image, view) for view in model.views]
         pixels = views[0] if len(views) == 1 else graph.add("Concat", views, axis=0)
         features = write_encoder(graph, model.encoder, shape[0], mean, std, pixels, 1.0)
-        width = _width(model, 0 if beside is None else beside[1])
+        width = model.classifier.in_features - (0 if beside is None else beside[1])
+        width = width if model.layout is None else model.layout.width * model.members
         if len(views) > 1:
             rows = graph.add("Reshape", [features, graph.constant(np.array([len(views), -1, width]))])
             features = graph.add("ReduceMean", [rows], axes=[0], keepdims=0)
@@ -129,11 +130,6 @@ def _view(graph: Graph, image: str, view: str) -> str:
         minus, axes = graph.constant(np.array([-1])), graph.constant(np.array([axis]))
         image = graph.add("Slice", [image, minus, ends, axes, minus])
     return graph.add("Transpose", [image], perm=[0, 1, 3, 2]) if view in _SWAPPED else image
-
-
-def _width(model: Model, beside: int) -> int:
-    layout = model.layout
-    return model.classifier.in_features - beside if layout is None else layout.width * model.members
 
 
 def _scaled(graph: Graph, features: str, model: Model, width: int) -> str:

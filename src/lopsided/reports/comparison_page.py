@@ -198,13 +198,17 @@ def _mean_row(
     if entry is None:
         return {"method": clean(method), "mean": None}
     base = comparison.entry(scenario, comparison.baseline, split, metric)
-    limits, time = _limits(entry.mean, metric), comparison.entry(scenario, method, "test", SECONDS)
+    limits, digits, time = (
+        _limits(entry.mean, metric),
+        1 if is_share(metric) else 3,
+        comparison.entry(scenario, method, "test", SECONDS),
+    )
     seconds = math.nan if time is None else time.mean.value
     return {
         "method": clean(method),
         "mean": entry.mean.value,
         "strip": _strip(method, entry.mean, None if base is None else base.mean.value, scale, metric),
-        "interval": "" if limits is None else _interval_text(limits, metric),
+        "interval": "" if limits is None else f"[{limits[0]:.{digits}f}, {limits[1]:.{digits}f}]",
         "runs": len(entry.runs),
         "seconds": seconds,
         "time": time_text(seconds) if seconds < 10 else duration(seconds),
@@ -216,11 +220,6 @@ def _limits(mean: Estimate, metric: str) -> tuple[float, float] | None:
     if is_share(metric):
         return shown_interval(mean)
     return None if math.isnan(mean.high) else (max(mean.low, 0.0), mean.high)
-
-
-def _interval_text(limits: tuple[float, float], metric: str) -> str:
-    digits = 1 if is_share(metric) else 3
-    return f"[{limits[0]:.{digits}f}, {limits[1]:.{digits}f}]"
 
 
 def _strip(method: str, mean: Estimate, base: float | None, scale: svg.Range, metric: str) -> Markup:

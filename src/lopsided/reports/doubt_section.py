@@ -46,7 +46,7 @@ def doubt_section(facts: Facts, judged: Judged, val: Judged | None, prevalence: 
               for share in SHARES]  # fmt: skip
     places = sorted([*wanted, *([] if stated is None else [stated])], key=lambda shares: float(shares[rare]))
     there = None
-    for place in places if _is_known(own) else ():
+    for place in places if (own > 0).all() else ():
         moved = trade_off(p, judged.y_true, groups, (facts.metrics.decision.prior, place.tolist()))
         word = _share(place[rare])
         if place is stated:
@@ -80,10 +80,6 @@ def doubt_section(facts: Facts, judged: Judged, val: Judged | None, prevalence: 
         "measured": "Measured on images that set no threshold, with 95 % intervals:",
         "familiar": _FAMILIAR,
     }
-
-
-def _is_known(shares: np.ndarray) -> bool:
-    return bool((shares > 0).all())
 
 
 def _stated(facts: Facts, prevalence: str | None) -> np.ndarray | None:

@@ -6,9 +6,10 @@ import base64
 import hashlib
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,8 @@ def find_page(found: Found, progress: Progress | None = None) -> tuple[str, int]
     """Return the page of a search, and the number of images on it."""
     rows, notes = _shown(found.result.rows)
     pictures = _pictures([row.path for row in rows], progress)
-    items = [_item(row, rank, small) for (row, rank), small in zip(_ranked(rows, found), pictures, strict=True)]
+    ranks = {row.position: rank for rank, row in enumerate(found.result.rows, start=1)}
+    items = [_item(row, ranks[row.position], small) for row, small in zip(rows, pictures, strict=True)]
     classes = found.card.classes
     other = next(name for name in classes if name != found.label) if len(classes) == 2 else ""
     listed = "\0".join([found.label, *(item["full"] for item in items)])
@@ -103,11 +105,6 @@ def _shown(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
     return readable[:MOST], notes
 
 
-def _ranked(rows: Sequence[Row], found: Found) -> Iterator[tuple[Row, int]]:
-    ranks = {row.position: rank for rank, row in enumerate(found.result.rows, start=1)}
-    yield from ((row, ranks[row.position]) for row in rows)
-
-
 def _item(row: Row, rank: int, small: Picture | None) -> dict[str, Any]:
     return {
         "rank": rank,
@@ -139,17 +136,13 @@ def _pictures(paths: Sequence[str], progress: Progress | None) -> list[Picture |
         if step * sum(len(each.content) for each in some if each is not None) > budget and side > _LADDER[-1][0]:
             continue
         made: list[Picture | None] = []
-        for each in ordered_map(_maker(side, quality), paths):
+        for each in ordered_map(partial(picture, side=side, quality=quality), paths):
             made.append(each)
             if progress is not None:
                 progress(len(made), len(paths))
         if sum(len(each.content) for each in made if each is not None) <= budget:
             return made
     return [None] * len(paths)
-
-
-def _maker(side: int, quality: int) -> Any:
-    return lambda path: picture(path, side, quality)
 
 
 def picture(path: str | os.PathLike[str], side: int, quality: int) -> Picture | None:

@@ -323,7 +323,9 @@ def blocks(comparison: Comparison) -> list[Block]:
         if len(comparison.scenarios) == 1:
             scenario = comparison.scenarios[0]
             where = "" if scenario is None else f" at {scenario}"
-            columns = tuple((_header(comparison.word(metric)), scenario, split, metric) for metric in metrics)
+            columns = tuple(
+                (comparison.word(metric).replace(" by the rule ", " "), scenario, split, metric) for metric in metrics
+            )
             found.append(Block(f"{source}{where}: {images}", columns))
             continue
         for metric in metrics:
@@ -331,11 +333,6 @@ def blocks(comparison: Comparison) -> list[Block]:
             unit = images.removesuffix(", per cent") if not is_share(metric) else images
             found.append(Block(f"{source}: {comparison.word(metric)} on {unit}", columns))
     return found
-
-
-def _header(word: str) -> str:
-    """Return a short header: "balanced accuracy plain" for "balanced accuracy by the rule plain"."""
-    return word.replace(" by the rule ", " ")
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:

@@ -158,7 +158,9 @@ def choose(
         took = [done[cell.key].seconds / 60 for cell in cells[:2] if cell.key in done]
         others = (math.ceil(sum(cell.key not in done for cell in cells) / slots) + 1) * min(took, default=math.inf)
         if is_complete and spent() + others + afterwards > minutes:
-            left_out[name] = f"{_too_long(others)}, and {_left(minutes - spent(), minutes)}"
+            left_out[name] = (
+                f"{_too_long(others)}, and {max(minutes - spent(), 0.0):.1f} of the {minutes:g} minutes were left"
+            )
             continue
         train(cells[1:])
         if name not in failed and not all(cell.key in done for cell in cells):
@@ -183,7 +185,3 @@ def _too_long(minutes: float) -> str:
     if minutes == math.inf:
         return "its first fold was not finished"
     return f"its other folds and the model would take about {minutes:.1f} minutes"
-
-
-def _left(left: float, minutes: float) -> str:
-    return f"{max(left, 0.0):.1f} of the {minutes:g} minutes were left"

@@ -87,7 +87,9 @@ class FoldResults:
         change, decision = settle_scores(self.rule, self.kind, self.classes, self.prior, repeats[0].held)
         model, card = self._model(change, decision)
         leaks = self._leaks()
-        for fact in [*self._of_folds(), *self._notes(model, card), *self._cautions(leaks)]:
+        whole = [] if self.plan.whole is None else self._run(self.plan.whole).facts()
+        merged = merge_folds([run.facts() for run in self._folds()], whole)
+        for fact in [*merged, *self._notes(model, card), *self._cautions(leaks)]:
             if fact not in self.log.facts:  # A note of the first fold may have been logged when it was trained.
                 self.log.fact(fact)
         p, decided = settled[0]
@@ -173,7 +175,7 @@ class FoldResults:
             except (KeyError, ValueError, TypeError) as error:
                 text = f"{run.folder / PREDICTIONS} is not a valid table of predictions ({files.reason(error)})."
                 raise RunError(f"{text} {_again(run)}") from None
-            p[splits.test] = at_prevalence(found, _prior_of(run), self.prior)
+            p[splits.test] = at_prevalence(found, (run.metrics or {})["decision"]["prior"], self.prior)
             numbers[splits.test] = fold
             if self.recipe.spec.shares_features and "test" in run.features():  # Other folds have other encoders.
                 features[fold] = run.features()["test"]
@@ -383,11 +385,6 @@ class FoldResults:
     def _run(self, cell: Cell) -> Run:
         return Run(self.folder / cell.path, cell.recipe, read_metrics(self.folder / cell.path))
 
-    def _of_folds(self) -> list[Fact]:
-        """Return what the facts of the folds and of the model of all images say about the run."""
-        whole = [] if self.plan.whole is None else self._run(self.plan.whole).facts()
-        return merge_folds([run.facts() for run in self._folds()], whole)
-
     def _leaks(self) -> Leaks:
         """Return groups and byte-identical images that are in two folds of the first repeat."""
         numbers, names = self.numbers[0] + 1, self.source.names
@@ -418,11 +415,6 @@ class FoldResults:
 
 def _again(run: Run) -> str:
     return f"Remove the folder {run.folder} and continue the run with --resume."
-
-
-def _prior_of(run: Run) -> tuple[float, ...]:
-    prior = (run.metrics or {})["decision"]["prior"]
-    return tuple(map(float, prior))
 
 
 def _mean_rule(rules: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

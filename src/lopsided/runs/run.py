@@ -217,7 +217,9 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
         do = "Write lopsided fit DATA, or set data.source in the recipe."
         raise InputError(f"DATA is missing, and the recipe names no source. {do}")
     weights = recipe.encoder.spec.change_files(os.path.abspath)
-    changes: dict[str, Any] = {"data.source": _absolute(source), "encoder.weights": weights}
+    if source not in SOURCE_NAMES and not is_address(source):
+        source = os.path.abspath(source)
+    changes: dict[str, Any] = {"data.source": source, "encoder.weights": weights}
     if is_vectors(source):
         changes |= recipe.vector_fields()
     elif weights == "embedded":
@@ -232,10 +234,6 @@ def settle(recipe: Recipe, data: str | os.PathLike[str] | None = None) -> Recipe
             changes[f"data.{field}"] = [os.path.abspath(path) for path in tables]
     before = {path: value for path, _, value in words.leaves(recipe)}
     return recipe if all(before[path] == value for path, value in changes.items()) else recipe.override(**changes)
-
-
-def _absolute(source: str) -> str:
-    return source if source in SOURCE_NAMES or is_address(source) else os.path.abspath(source)
 
 
 def _found(folder: Path, recipe: Recipe, resume: bool) -> Run | None:

@@ -104,7 +104,8 @@ class Trackers:
     def _write(self, *, ended: bool) -> None:
         if self._keys:
             try:
-                _write_keys(self._folder, self._keys, ended=ended)
+                content = json.dumps({"keys": self._keys, "ended": ended}, indent=2) + "\n"
+                files.atomic_write(self._folder / TRACKERS, content)
             except RunError as error:
                 self._warn(cautions.trackers_cannot_resume(str(error)))
 
@@ -119,10 +120,6 @@ def read_keys(folder: Path) -> tuple[dict[str, str], bool]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     return {}, False
-
-
-def _write_keys(folder: Path, keys: Mapping[str, str], *, ended: bool) -> None:
-    files.atomic_write(folder / TRACKERS, json.dumps({"keys": dict(keys), "ended": ended}, indent=2) + "\n")
 
 
 class Tracking(Reporter):

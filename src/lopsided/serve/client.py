@@ -81,7 +81,7 @@ class Client:
 
     def _open(self) -> None:
         model = self._ask("GET", "/v1/model")
-        chosen = self._post_json("/v1/decide", self._options)
+        chosen = self._ask("POST", "/v1/decide", json.dumps(self._options).encode(), "application/json")
         try:
             self.classes = tuple(str(name) for name in model["classes"])
             self.decision = Decision.model_validate(chosen["decision"])
@@ -152,9 +152,6 @@ class Client:
         if not np.isfinite(p).all() or (typical is not None and not math.isfinite(typical)):
             raise self._odd()
         return path, p, typical
-
-    def _post_json(self, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        return self._ask("POST", path, json.dumps(content).encode(), "application/json")
 
     def _ask(self, method: str, path: str, body: bytes | None = None, kind: str = "") -> dict[str, Any]:
         headers = self._headers | ({"Content-Type": kind} if kind else {})

@@ -19,7 +19,7 @@ class Gallery:
     def __init__(self) -> None:
         self._paths: dict[str, ImagePath] = {}
         self._lock = Lock()
-        self._made = lru_cache(_KEPT)(self._make)
+        self._made = lru_cache(_KEPT)(lambda name: picture(self._paths[name], SIDE, QUALITY))
 
     def add(self, digest: str, path: ImagePath) -> str:
         """Add a file with this digest, and return its id."""
@@ -31,6 +31,3 @@ class Gallery:
     def picture(self, name: str) -> Picture | None:
         """Return the picture of an id; None if there is no such id, or the file is no longer readable."""
         return self._made(name) if name in self._paths else None
-
-    def _make(self, name: str) -> Picture | None:
-        return picture(self._paths[name], SIDE, QUALITY)

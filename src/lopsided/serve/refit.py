@@ -102,8 +102,11 @@ class Refits:
         with self._lock:
             current = self.current
             runs = [
-                {"id": name, "name": _name(folder, name), "current": name == current, **run_facts(folder)}
-                for name, folder in ((name, self.folder(name)) for name in self._all())
+                {"id": name, "name": title, "current": name == current, **run_facts(self.folder(name))}
+                for name, title in [
+                    (BASE, f"run {self._base.absolute().name}"),
+                    *((number, f"refit {number}") for number in sorted(self._numbers(), key=int)),
+                ]
             ]
             found: dict[str, Any] = {"runs": runs}
             newest = max(self._numbers(), key=int, default="")
@@ -154,7 +157,7 @@ class Refits:
     def _state(self, number: str) -> str:
         """Return what became of the newest training: running, finished, stopped (it can be continued), or failed."""
         folder = self.folder(number)
-        if self._is_running():
+        if self._process is not None and self._process.poll() is None:
             return "running"
         if _is_finished(folder):
             return "finished"
@@ -163,9 +166,6 @@ class Refits:
         except RunError:  # A server that was killed has left it running.
             return "running"
         return "stopped" if self._number != number and (folder / RECIPE).is_file() else "failed"
-
-    def _is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     def _progress(self, folder: Path) -> dict[str, Any]:
         """Return the number of trainings of a run that are finished, and of all."""
@@ -190,13 +190,6 @@ class Refits:
         found = (path.name for path in (self.work / "runs").glob("*") if path.is_dir())
         return [name for name in found if name.isdecimal() and name.isascii() and str(int(name)) == name != BASE]
 
-    def _all(self) -> list[str]:
-        return [BASE, *sorted(self._numbers(), key=int)]
-
 
 def _is_finished(folder: Path) -> bool:
     return (folder / METRICS).is_file()
-
-
-def _name(folder: Path, number: str) -> str:
-    return f"run {folder.absolute().name}" if number == BASE else f"refit {number}"

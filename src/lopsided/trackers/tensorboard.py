@@ -25,7 +25,7 @@ class TensorBoard(Tracker):
         """Open an event file. A continued run hides the points after its last epoch, which will come again."""
         from torch.utils.tensorboard import SummaryWriter
 
-        root = self._root(run)
+        root = Path(self.place) if self.place is not None else (run.parent_folder or run.folder) / TENSORBOARD
         known = _below(root, run.key)
         folder = known or self._new_folder(run, root)
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,10 +53,6 @@ class TensorBoard(Tracker):
         self.log(step, figures)
         self._writer.add_text("status", status, step)
         self._writer.close()
-
-    def _root(self, run: TrackedRun) -> Path:
-        """Return the folder in which the event files of a run must be."""
-        return Path(self.place) if self.place is not None else (run.parent_folder or run.folder) / TENSORBOARD
 
     def _new_folder(self, run: TrackedRun, root: Path) -> Path:
         if self.place is None and run.parent_folder is None:

@@ -186,13 +186,15 @@ def _open(recipe: Recipe, source: Source, ranks: Ranks) -> _Images:
     check_classes(recipe, len(prepared.classes))
     check_rule(recipe, prepared)
     left_out = [notes.left_out(source.left_out)] if source.left_out else []
+    unused = len(source) - sum(len(rows) for _, rows in splits.parts())
+    left_out += [notes.unused_validation(unused)] if unused else []
     leaks = find_leaks(source, splits, digests)
     cautions = [
         *run_cautions(recipe, prepared, leaks),
         *source_cautions(source, recipe, prepared.shape),
         *cue_cautions(source, splits.train, recipe),
     ]
-    said = [split_note(recipe, source), *left_out, *source.facts, *facts, *_unused(source, splits)]
+    said = [split_note(recipe, source), *left_out, *source.facts, *facts]
     return _Images(source, splits, digests, prepared, leaks, said, cautions)
 
 
@@ -266,11 +268,6 @@ def _check_resumable(state: State, saved: State) -> list[Fact]:
         if then != now:
             facts.append(notes.changed_machine(name, str(then), str(now)))
     return facts
-
-
-def _unused(source: Source, splits: Splits) -> list[Fact]:
-    number = len(source) - sum(len(rows) for _, rows in splits.parts())
-    return [notes.unused_validation(number)] if number else []
 
 
 def _baseline(

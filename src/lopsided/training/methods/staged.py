@@ -240,7 +240,10 @@ class StagedTrainer(Trainer):
             part=self.prepared.train,
             sampler=self._sampler(name, settings),
             transform=lambda x, generator, start, total: self.augment(
-                _repeat(x, views), generator, start=start * views, total=total * views
+                x if views == 1 else x.repeat_interleave(views, dim=0),
+                generator,
+                start=start * views,
+                total=total * views,
             ),
             output=output,
             objective=self._reweighted(self._objective(settings.loss)),
@@ -428,10 +431,6 @@ class EndToEndTrainer(StagedTrainer):
         val = self.prepared.val
         judge = None if val is None else self.judge_by_classifier(val, self.features)
         return self.network_stage("end-to-end", judge)
-
-
-def _repeat(x: Tensor, views: int) -> Tensor:
-    return x if views == 1 else x.repeat_interleave(views, dim=0)
 
 
 def _unchanged(x: Tensor, *_: object, **__: object) -> Tensor:
