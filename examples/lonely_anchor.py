@@ -60,28 +60,14 @@ def forces(loss: str) -> tuple[float, float]:
     return -float(own @ away), -float(others @ away)
 
 
-def main() -> None:
-    """Print the table and draw the picture."""
+def draw(path: Path) -> None:
+    """Draw what moves the lonely sample under CL and under AFCL."""
     z, y = batch()
-    found = {name: own_terms(name) for name in ("CL", "AFCL")}
-    table = Table(title=f"A batch of 11 to 1: each anchor under CL and under AFCL({ETA:g}, {GAMMA:g})")
-    for heading in ("anchor", "class", "CL value", "CL gradient", "AFCL value", "AFCL gradient"):
-        table.add_column(heading, justify="right")
-    for i, label in enumerate(y.tolist()):
-        cells = [f"{x[i]:.3f}" for name in found for x in found[name]]
-        table.add_row(str(i), ("majority", "minority")[label], *cells, style="bold" if label else None)
-    console = Console(width=100)
-    console.print(table)
-    console.print("Under CL the lonely anchor has neither value nor gradient of its own; under AFCL it has both.")
-    for name in found:
-        own, others = forces(name)
-        console.print(f"{name} moves it away by {own:.1f} by its own term and by {others:.1f} by those of the others.")
-
     mpl.rcParams["svg.hashsalt"] = "lopsided"
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.6), sharex=True, sharey=True)
     colours = [MINORITY if label else MAJORITY for label in y.tolist()]
     away, place = torch.stack([-z[-1, 1], z[-1, 0]]), z[-1]
-    for axis, name in zip(axes, found, strict=True):
+    for axis, name in zip(axes, ("CL", "AFCL"), strict=True):
         axis.add_patch(plt.Circle((0, 0), 1, fill=False, color="0.85"))
         axis.scatter(*z.t().round(decimals=3), s=70, c=colours, edgecolors="black", linewidths=0.5, zorder=3)
         for force, colour, aside in zip(forces(name), (MINORITY, MAJORITY), (0.14, 0.0), strict=True):
@@ -103,8 +89,29 @@ def main() -> None:
     figure.text(
         0.5, 0.02, "The lengths of the arrows grow with the logarithm of the numbers.", ha="center", color="0.4"
     )
+    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
+    plt.close(figure)
+
+
+def main() -> None:
+    """Print the table and draw the picture."""
+    _, y = batch()
+    found = {name: own_terms(name) for name in ("CL", "AFCL")}
+    table = Table(title=f"A batch of 11 to 1: each anchor under CL and under AFCL({ETA:g}, {GAMMA:g})")
+    for heading in ("anchor", "class", "CL value", "CL gradient", "AFCL value", "AFCL gradient"):
+        table.add_column(heading, justify="right")
+    for i, label in enumerate(y.tolist()):
+        cells = [f"{x[i]:.3f}" for name in found for x in found[name]]
+        table.add_row(str(i), ("majority", "minority")[label], *cells, style="bold" if label else None)
+    console = Console(width=100)
+    console.print(table)
+    console.print("Under CL the lonely anchor has neither value nor gradient of its own; under AFCL it has both.")
+    for name in found:
+        own, others = forces(name)
+        console.print(f"{name} moves it away by {own:.1f} by its own term and by {others:.1f} by those of the others.")
+
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(FIGURE, metadata={"Date": None}, bbox_inches="tight")
+    draw(FIGURE)
     console.print(f"Picture: {FIGURE.relative_to(FIGURE.parents[2])}")
 
 

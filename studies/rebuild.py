@@ -3,10 +3,11 @@
     python studies/rebuild.py             # write docs/*.md and docs/figures/*.svg anew
     python studies/rebuild.py --check     # write nothing; name what differs, and exit with 1 if anything does
 
-A table stands between ``<!-- name -->`` and ``<!-- end name -->``. ``TABLES`` says where it comes from; a mark without
-an entry is an error, so that no table is without its source. docs/paper-tables.md and docs/understand have marks of
-their own (scripts/results.py, scripts/site_figures.py), which this command renews as well. Figures are compared without
-the version of matplotlib that drew them.
+A table stands between ``<!-- name -->`` and ``<!-- end name -->``. ``TABLES`` says where it comes from, and
+studies/page_tables.py has those of one JSON record; a mark without an entry, or one that stands twice, is an error, so
+that no table is without its source. docs/paper-tables.md and docs/understand/how-many-images.md have marks of their own
+(scripts/results.py, scripts/site_figures.py), which this command renews as well. Figures are compared without the
+version of matplotlib that drew them; an SVG file that nothing draws is named, too. Screenshots are not compared.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import page_tables
 import shared
 from lopsided import files
 
@@ -118,26 +120,31 @@ def with_table(page: str, name: str, table: str) -> str:
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield each page with tables, and its text with all tables computed anew."""
-    for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]:
-        text = path.read_text(encoding="utf-8")
-        known = TABLES.get(path.name, {})
-        named = marks(text)
-        if unknown := [name for name in named if name not in known]:
-            raise SystemExit(f"docs/{path.name}: nothing computes the table {', '.join(unknown)}. Add it to TABLES.")
-        if missing := [name for name in known if name not in named]:
-            raise SystemExit(f"docs/{path.name} has no place for the table {', '.join(missing)}.")
-        for name in named:
-            text = with_table(text, name, known[name]())
-        if path.name in TABLES:
-            yield path, text
     results, site = (script(name) for name in ("results", "site_figures"))
+    for path in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]:
+        if path == site.PAGE:
+            continue
+        name = path.name if path.parent == ROOT else path.relative_to(DOCS).as_posix()
+        text = path.read_text(encoding="utf-8")
+        known = {**TABLES.get(name, {}), **page_tables.PAGES.get(name, {})}
+        named = marks(text)
+        if unknown := [mark for mark in named if mark not in known]:
+            raise SystemExit(f"docs/{name}: nothing computes the table {', '.join(unknown)}. Add it to TABLES.")
+        if twice := sorted({mark for mark in named if named.count(mark) > 1}):
+            raise SystemExit(f"docs/{name} has the table {', '.join(twice)} twice.")
+        if missing := [mark for mark in known if mark not in named]:
+            raise SystemExit(f"docs/{name} has no place for the table {', '.join(missing)}.")
+        for mark in named:
+            text = with_table(text, mark, known[mark]())
+        if known:
+            yield path, text
     yield results.PAGE, results.renewed(results.PAGE.read_text(encoding="utf-8"))
     yield site.PAGE, site.with_tables(site.PAGE.read_text(encoding="utf-8"))
 
 
-def script(name: str) -> ModuleType:
-    """Import a script of the folder scripts."""
-    spec = importlib.util.spec_from_file_location(f"scripts_{name}", ROOT / "scripts" / f"{name}.py")
+def script(name: str, folder: str = "scripts") -> ModuleType:
+    """Import a script of a folder that is no package."""
+    spec = importlib.util.spec_from_file_location(f"{folder}_{name}", ROOT / folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -158,6 +165,8 @@ def draw_figures(folder: Path) -> None:
     modules[0].draw_figure(folder / "costs.svg")
     with mpl.rc_context():
         modules[1].draw_figure(shared.read_json(modules[1].RECORD), folder / "entropy_along_training.svg")
+    with mpl.rc_context():
+        script("lonely_anchor", "examples").draw(folder / "lonely_anchor.svg")
     results.draw_claims(folder / "claims.svg")
     site.draw_intervals(folder / "how_many_images.svg")
     site.draw_eta_gamma(folder / "eta_gamma.svg")
@@ -177,7 +186,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, and exit with 1 if anything differs")
     parser.add_argument("--no-figures", action="store_true", help="tables only")
     given = parser.parse_args()
-    different = []
+    different: list[Path] = []
+    lost: list[Path] = []
     for path, text in pages():
         if path.read_text(encoding="utf-8") != text:
             different.append(path)
@@ -188,15 +198,20 @@ def main() -> int:
             folder = Path(name)
             (folder / "results").mkdir()
             draw_figures(folder)
-            for drawn in sorted(folder.rglob("*.svg")):
-                path = DOCS / "figures" / drawn.relative_to(folder)
+            names = {drawn.relative_to(folder) for drawn in folder.rglob("*.svg")}
+            lost = [path for path in sorted((DOCS / "figures").rglob("*.svg"))
+                    if path.relative_to(DOCS / "figures") not in names]  # fmt: skip
+            for path in sorted(DOCS / "figures" / name for name in names):
+                drawn = folder / path.relative_to(DOCS / "figures")
                 if plain(drawn) != plain(path):
                     different.append(path)
                     if not given.check:
                         files.atomic_write(path, drawn.read_text(encoding="utf-8"))
     for path in different:
         print(f"{path.relative_to(ROOT)} {'differs from its records' if given.check else 'is written anew'}.")
-    return int(given.check and bool(different))
+    for path in lost:
+        print(f"{path.relative_to(ROOT)} is drawn by nothing.")
+    return int(bool(lost) or (given.check and bool(different)))
 
 
 if __name__ == "__main__":

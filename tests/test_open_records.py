@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,7 @@ def test_a_table_without_a_source_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     ("text", "said"),
     [
         ("<!-- lost -->\n<!-- end lost -->\n", r"docs/few\.md: nothing computes the table lost"),
+        ("<!-- few -->\n| a |\n<!-- end few -->\n" * 2, r"docs/few\.md has the table few twice"),
         ("Words.\n", r"docs/few\.md has no place for the table few, few-recall, few-balanced, story, few-local"),
     ],
 )
@@ -99,3 +101,26 @@ def test_a_table_that_was_emptied_or_removed_is_noticed(
     monkeypatch.setattr(rebuild, "DOCS", tmp_path)
     with pytest.raises(SystemExit, match=said):
         list(rebuild.pages())
+
+
+BY_HAND = {
+    "dependencies.md", "encoder-tables.md", "information.md", "registered.md", "reliability.md", "scaling.md",
+    "serve.md", "speed.md", "training.md", "which-recipe.md",
+}  # fmt: skip
+"""Pages of which docs/evidence.md says that tables were compared by hand, and tables that no record has."""
+
+
+def test_a_table_of_numbers_is_computed_from_a_record_or_its_page_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "studies")
+    rebuild = importlib.import_module("rebuild")
+    found = set()
+    for path in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("[hu]*/*.md")]):
+        text = path.read_text(encoding="utf-8")
+        for name in rebuild.marks(text):
+            text = rebuild.with_table(text, name, "")
+        text = re.sub(r"<!-- ([a-z-]+): begin -->.*?<!-- \1: end -->", "", text, flags=re.DOTALL)
+        for table in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+            cells = [cell.strip() for line in table.splitlines()[2:] for cell in line.strip("|").split("|")]
+            if sum(bool(re.fullmatch(r"[+-]?\d[\d.,]*( .*|%)?", cell)) for cell in cells) > 2:
+                found.add(path.name)
+    assert found == BY_HAND
