@@ -97,6 +97,8 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "registered.md": {
         "registered": partial(printed, "registered.py", "table"),
+        "predictions": partial(printed, "registered.py", "predictions"),
+        "seven": partial(printed, "fine_tune.py", "seven-table"),
         "sources": partial(printed, "registered.py", "sources"),
         "classes": partial(printed, "registered.py", "classes"),
     },

@@ -3,6 +3,7 @@
     python studies/registered.py features TASK METHOD [--minutes 7]    # fill the cache of features, in parts
     python studies/registered.py run TASK [--methods "quick;class weights"] [--minutes 7]
     python studies/registered.py table                                 # the metrics of all tasks
+    python studies/registered.py predictions                           # what came of each prediction
     python studies/registered.py sources                               # HAM10000, one source left out at a time
     python studies/registered.py classes                               # recall of each class of HAM10000
 
@@ -21,7 +22,7 @@ import csv
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -152,8 +153,13 @@ TASKS = {
 }  # fmt: skip
 SHARES = {"lesions": 0.25, "cells": 1 / 3}
 """Test images for each training image, where folds or splits share training images."""
-SEEN = {"cells": "seen by a prototype"}
-"""All other tasks are of images that no choice has seen."""
+SEEN = {
+    "lesions": "two of seven classes seen",
+    "cells": "seen by a prototype",
+    "shirts": "test images never seen",
+    "fashion": "test images never seen",
+}
+"""What choices have seen, as the registration says it. All other images were never seen."""
 
 
 @cache
@@ -341,19 +347,89 @@ def classes_table(found: Sequence[Answers]) -> str:
     return shared.table(f"method | {' | '.join(names)}", rows)
 
 
+def score(found: Sequence[Answers], data: str, method: str, cell: str | None = None, name: str = "uwa") -> float | None:
+    """Return a metric over all tests of a task; for sources the mean over them; None if a test has not run."""
+    tests = [one for one in found if one.data == data and cell in (None, one.cell)]
+    parts = [one for one in tests if one.method == method]
+    if not parts or len(parts) < len([one for one in tests if one.method == BASE]):
+        return None
+    if data == "sources" or name != "uwa":
+        return statistics.mean(metrics(one)[name] for one in parts)
+    return answers.balanced_accuracy(parts)
+
+
+def within(value: float | None, low: float, high: float, shown: str = "{:.1f}") -> str:
+    """Return a value, and whether it is within the limits of a prediction."""
+    if value is None:
+        return "open"
+    return f"{shown.format(value)}, {'as predicted' if low <= value <= high else '**not as predicted**'}"
+
+
+def predictions(found: Sequence[Answers]) -> str:
+    """Return a row for each prediction of the registration, and what came of it."""
+
+    def minus(data: str, method: str, other: str = BASE, task: str | None = None) -> float | None:
+        one, base = score(found, data, method), score(found, task or data, other)
+        return None if one is None or base is None else one - base
+
+    names = [f"`{name}`" if name in ("quick", "thorough") else name for name in METHODS[:5]]
+    gaps = (
+        f"{told} {within(minus('sources', name, name, 'lesions'), -100, -10, '{:+.1f}')}"
+        for told, name in zip(names, METHODS[:5], strict=True)
+    )
+    shirts = zip(("90:10", "95:5", "98:2"), (86.2, 84.8, 82.6), strict=True)
+    rows = [
+        ("1. lesions: `quick` between 68 and 76", within(score(found, "lesions", BASE), 68, 76)),
+        ("1. lesions: `thorough` above it by 1 to 4", within(minus("lesions", "thorough"), 1, 4, "{:+.1f}")),
+        *(
+            (f"2. lesions: {name} within 2 of `quick`", within(minus("lesions", name), -2, 2, "{:+.1f}"))
+            for name in PEERS[:2]
+        ),
+        ("2. lesions: nearest mean at least 5 below", within(minus("lesions", "nearest mean"), -100, -5, "{:+.1f}")),
+        ("3. sources: the mean of the four at least 10 below the five folds, for every method", "; ".join(gaps)),
+        (
+            "4. cifar: `quick` between 74 and 82, above cross-entropy from scratch (70.4), below BCL (84.3)",
+            within(score(found, "cifar", BASE), 74, 82),
+        ),
+        ("4. cifar: `thorough` above `quick`", within(minus("cifar", "thorough"), 1e-9, 100, "{:+.1f}")),
+        *(
+            (
+                f"5. shirts at {cell}: `quick` within 1.5 of {held}",
+                within(score(found, "shirts", BASE, cell), held - 1.5, held + 1.5),
+            )
+            for cell, held in shirts
+        ),
+        ("6. fashion: `quick` within 1 of 87.1", within(score(found, "fashion", BASE), 86.1, 88.1)),
+        (
+            "7. cells: accuracy of `quick` between 82.4 and 88.4",
+            within(score(found, "cells", BASE, name="accuracy"), 82.4, 88.4),
+        ),
+        ("7. cells: `thorough` within a point of `quick`", within(minus("cells", "thorough"), -1, 1, "{:+.1f}")),
+    ]
+    return shared.table("prediction | outcome", rows)
+
+
+TABLES: dict[str, Callable[[Sequence[Answers]], str]] = {
+    "table": table,
+    "predictions": predictions,
+    "sources": sources_table,
+    "classes": classes_table,
+}
+"""What prints a table of the answers."""
+
+
 def main() -> None:
     """Fill the cache, run what has no answers yet, or print a table."""
     parser = shared.parser(__doc__)
-    parser.add_argument("what", choices=["features", "run", "table", "sources", "classes"])
+    parser.add_argument("what", choices=["features", "run", *TABLES])
     parser.add_argument("task", choices=TASKS, nargs="?")
     parser.add_argument("method", nargs="?", default="quick", help="with features: quick or thorough")
     parser.add_argument("--methods", default="quick;class weights;shrunk LDA;nearest mean")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing later than this")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.what in ("table", "sources", "classes"):
-        shown = {"table": table, "sources": sources_table, "classes": classes_table}[given.what]
-        print(shown(answers.read(ANSWERS)))
+    if given.what in TABLES:
+        print(TABLES[given.what](answers.read(ANSWERS)))
     elif given.task is None:
         parser.error("TASK is missing")
     elif given.what == "features":
