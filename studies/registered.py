@@ -347,7 +347,9 @@ def classes_table(found: Sequence[Answers]) -> str:
     return shared.table(f"method | {' | '.join(names)}", rows)
 
 
-def score(found: Sequence[Answers], data: str, method: str, cell: str | None = None, name: str = "uwa") -> float | None:
+def score_of(
+    found: Sequence[Answers], data: str, method: str, cell: str | None = None, name: str = "uwa"
+) -> float | None:
     """Return a metric over all tests of a task; for sources the mean over them; None if a test has not run."""
     tests = [one for one in found if one.data == data and cell in (None, one.cell)]
     parts = [one for one in tests if one.method == method]
@@ -369,7 +371,7 @@ def predictions(found: Sequence[Answers]) -> str:
     """Return a row for each prediction of the registration, and what came of it."""
 
     def minus(data: str, method: str, other: str = BASE, task: str | None = None) -> float | None:
-        one, base = score(found, data, method), score(found, task or data, other)
+        one, base = score_of(found, data, method), score_of(found, task or data, other)
         return None if one is None or base is None else one - base
 
     names = [f"`{name}`" if name in ("quick", "thorough") else name for name in METHODS[:5]]
@@ -379,7 +381,7 @@ def predictions(found: Sequence[Answers]) -> str:
     )
     shirts = zip(("90:10", "95:5", "98:2"), (86.2, 84.8, 82.6), strict=True)
     rows = [
-        ("1. lesions: `quick` between 68 and 76", within(score(found, "lesions", BASE), 68, 76)),
+        ("1. lesions: `quick` between 68 and 76", within(score_of(found, "lesions", BASE), 68, 76)),
         ("1. lesions: `thorough` above it by 1 to 4", within(minus("lesions", "thorough"), 1, 4, "{:+.1f}")),
         *(
             (f"2. lesions: {name} within 2 of `quick`", within(minus("lesions", name), -2, 2, "{:+.1f}"))
@@ -389,20 +391,20 @@ def predictions(found: Sequence[Answers]) -> str:
         ("3. sources: the mean of the four at least 10 below the five folds, for every method", "; ".join(gaps)),
         (
             "4. cifar: `quick` between 74 and 82, above cross-entropy from scratch (70.4), below BCL (84.3)",
-            within(score(found, "cifar", BASE), 74, 82),
+            within(score_of(found, "cifar", BASE), 74, 82),
         ),
         ("4. cifar: `thorough` above `quick`", within(minus("cifar", "thorough"), 1e-9, 100, "{:+.1f}")),
         *(
             (
                 f"5. shirts at {cell}: `quick` within 1.5 of {held}",
-                within(score(found, "shirts", BASE, cell), held - 1.5, held + 1.5),
+                within(score_of(found, "shirts", BASE, cell), held - 1.5, held + 1.5),
             )
             for cell, held in shirts
         ),
-        ("6. fashion: `quick` within 1 of 87.1", within(score(found, "fashion", BASE), 86.1, 88.1)),
+        ("6. fashion: `quick` within 1 of 87.1", within(score_of(found, "fashion", BASE), 86.1, 88.1)),
         (
             "7. cells: accuracy of `quick` between 82.4 and 88.4",
-            within(score(found, "cells", BASE, name="accuracy"), 82.4, 88.4),
+            within(score_of(found, "cells", BASE, name="accuracy"), 82.4, 88.4),
         ),
         ("7. cells: `thorough` within a point of `quick`", within(minus("cells", "thorough"), -1, 1, "{:+.1f}")),
     ]

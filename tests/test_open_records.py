@@ -124,3 +124,19 @@ def test_a_table_of_numbers_is_computed_from_a_record_or_its_page_is_named(monke
             if sum(bool(re.fullmatch(r"[+-]?\d[\d.,]*( .*|%)?", cell)) for cell in cells) > 2:
                 found.add(path.name)
     assert found == BY_HAND
+
+
+def test_a_prediction_is_open_until_each_test_has_run_and_then_judged_by_its_limits(
+    answers: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "studies")
+    registered = importlib.import_module("registered")
+    half = [True] * 4 + [True, True, False, False]
+    folds = [made(answers, "quick", half, data="lesions", fold=fold) for fold in range(2)]
+    first = made(answers, "thorough", [True] * 7 + [False], data="lesions")
+    rows = registered.predictions([*folds, first]).splitlines()
+    assert "| 1. lesions: `quick` between 68 and 76 | 75.0, as predicted |" in rows
+    assert "| 1. lesions: `thorough` above it by 1 to 4 | open |" in rows
+    second = made(answers, "thorough", half, data="lesions", fold=1)
+    rows = registered.predictions([*folds, first, second]).splitlines()
+    assert "| 1. lesions: `thorough` above it by 1 to 4 | +6.2, **not as predicted** |" in rows
