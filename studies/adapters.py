@@ -9,10 +9,10 @@
 ``tops`` draws 1,000 images of Fashion-MNIST as ``studies/frozen.py`` does: 700 of them train, and held-out images
 that the run has not drawn are evaluated. ``isic`` evaluates every image once, in five folds by lesion.
 
-The methods: ``regression`` is the recipe ``quick``, ``regression, calibrated`` is the same regression calibrated on
-left-out folds of the training images, as the heads are. ``CE``, ``CL``, ``ACL`` and ``AFCL`` are heads with the
-settings of the recipe ``adapter`` and this loss. ``+`` is the average of the logits of heads and of the calibrated
-regression, which is the recipe ``adapter`` with ``adapter.blend=0.5``. CE heads give their own logits.
+The methods: ``regression`` is ``quick`` without stages and pixels, ``regression, calibrated`` is the same regression
+calibrated on left-out folds of the training images, as the heads are. ``CE``, ``CL``, ``ACL`` and ``AFCL`` are heads
+with the settings of the recipe ``adapter`` and this loss. ``+`` is the average of the logits of heads and of the
+calibrated regression, which is the recipe ``adapter`` with ``adapter.blend=0.5``. CE heads give their own logits.
 
 A line of the record holds all methods of a seed. A line that exists is not computed again. Features are kept in a file
 in the folder of --features (default: the current one).

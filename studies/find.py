@@ -15,7 +15,7 @@ orders the pool:
 The orders: the three of ``lopsided find``, the first with diversity, random (the expected number), and plain
 classifiers without regard to the imbalance, which are asked for the probability of the class: a logistic regression on
 16 x 16 pixels and, with --scratch, an encoder trained from scratch with cross-entropy (``from-scratch loss=ce`` at
-32 pixels). The record is studies/records/find.json.
+32 pixels). The record, studies/records/find.json, is of ``quick`` as it was before it had stages.
 """
 
 from __future__ import annotations

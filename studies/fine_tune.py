@@ -23,7 +23,8 @@ named before, too. Its answers are in studies/answers/fine_tune.csv.gz, those of
 Each line of the record is one run. A line that exists is not computed again, and ``--minutes`` stops after a run that
 ends later than this. ``uwa`` is that of the rule ``balanced``, and ``hits`` are the right decisions per class. One
 thread computes a run, and ``minutes`` are those of the processor. All methods of a run share the activations of the
-frozen blocks, and the time of these counts for each of them.
+frozen blocks, and the time of these counts for each of them. The lines of ``quick`` and ``thorough`` are of the recipes
+before they had stages; "minus quick now" takes the answers of studies/peers.py to the same images.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 The recipe is `quick`: once with a test split of 15 %, once with five folds. Both are computed for several seeds, and
 the record studies/records/folds.json holds UWA, AUROC and the recall of dermatofibroma with their intervals. After an
-interruption, the same command continues in FOLDER.
+interruption, the same command continues in FOLDER. The record is of `quick` as it was before it had stages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How good is a logistic regression on frozen features? Balanced accuracy on images that no choice has seen.
+"""How good is a logistic regression on frozen features? Balanced accuracy on other images.
 
     python studies/frozen.py tops                        # Fashion-MNIST tops at 90:10, 95:5 and 98:2
     python studies/frozen.py isic                        # melanoma against dermatofibroma, $LOPSIDED_DATA

@@ -18,6 +18,7 @@ several orders:
 ``near`` changes 200 images as people do (JPEG quality 60, half the size, a crop of 5 % on each side, a mirror image,
 20 % brighter) and compares the cosine of standardised features with that of the most similar image of another lesion.
 The features are those that a run of the recipe gives to its classifier: of its encoders and views, scaled by its rule.
+The record is of ``quick`` as it was before it had stages.
 """
 
 from __future__ import annotations

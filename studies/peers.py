@@ -9,7 +9,8 @@ The images, repeats and folds are those of ``studies/study.py``. ``quick``, ``th
 ``lopsided fit`` trains them. Every peer gets the features of ``quick``, standardised and weighed alike, and each
 parameter (C, the penalty, the shrinkage, the number of neighbours) is chosen by the same inner folds and score, the
 class-weighted log loss of the rows outside the fold. Where a peer gives no probabilities, a class-weighted Platt
-scaling of the same scores comes before that, and decides. So no peer loses by a bad default or by its decision rule.
+scaling of the same scores comes before that, and decides. So none loses by a bad default or by its decision rule, but
+for ``as by hand``, which shows what these are worth, and the two ensembles, which have no parameter that is chosen.
 
 quick, as registered    the recipe as it was registered: one logistic regression
 quick, 550 images  T-shirts only: without the 150 validation images of the methods in studies/from_scratch.py
