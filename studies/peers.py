@@ -455,7 +455,7 @@ def short(found: Iterable[Answers]) -> str:
         recipes = [f"{means[name]:.1f}" if name in means else "" for name in RECIPES[:2]]
         by = [f"{means[name]:.1f}" if name in means else "" for name in ("class weights", "class weights, as by hand")]
         rows.append((what[data], len(common), *recipes, f"{peers[best]:.1f} ({best})", *by))
-    head = "images | repeats | quick | thorough | best peer | class weights | class weights, C = 1"
+    head = "images | repeats | quick | thorough | best peer, chosen afterwards | class weights | class weights, C = 1"
     return shared.table(head, rows)
 
 
