@@ -73,12 +73,12 @@ WORDS = [
     (
         notes.few_by_counts(0),
         "Recipe: few, because no recipe was named and there is one class only: the distance from the frequent class, "
-        "which needs no rare images, and regressions on those that there are.",
+        "which needs no rare images.",
     ),
     (
         notes.few_by_counts(7),
-        "Recipe: few, because no recipe was named and there are 7 images of the rarer class: the distance from the "
-        "frequent class, which needs no rare images, and regressions on those that there are.",
+        "Recipe: few, because no recipe was named and only 7 images are of the rarer class: the distance from the "
+        "frequent class, joined with regressions on features.",
     ),
     (notes.one_class("good"), "All images are of one class, good. Other images will be called unusual."),
     (
@@ -91,17 +91,17 @@ WORDS = [
     ),
     (
         notes.distance("good", 1, 1.5, 1.0),
-        "The score is a regression on 1 image of another class and the distance from good, which adds 1.5 to the log "
-        "odds per deviation.",
+        "The score joins a regression on 1 image of another class with the distance from good: one standard deviation "
+        "farther away adds 1.5 to the log odds.",
     ),
     (
         notes.distance("good", 3, 0.84, 0.5),
-        "The score is a mean of regressions on 3 images of other classes and the distance from good, which adds 0.84 "
-        "to the log odds per deviation.",
+        "The score joins regressions on 3 images of other classes with the distance from good: one standard deviation "
+        "farther away adds 0.84 to the log odds.",
     ),
     (
         notes.distance("good", 30, 0.0, 0.0),
-        "The score is a mean of regressions on 30 images of other classes. These are about as far from good as its own "
+        "The score is that of regressions on 30 images of other classes. These are about as far from good as its own "
         "images, so the distance does not count.",
     ),
     (
@@ -372,7 +372,10 @@ WORDS = [
         "logits. An image costs as much as with one of them, because they share the encoder. Use final=refit for "
         "one model of all images.",
     ),
-    (notes.quick_compared(2.0, "folds"), "The recipe quick, for comparison, took 2.0 s on the same folds."),
+    (
+        notes.quick_compared(2.0, "folds"),
+        "For comparison, the recipe quick was fitted on the same folds (2.0 s): the report and -v show it.",
+    ),
     (
         notes.quick_not_compared("no weights."),
         "The recipe quick could not be used for comparison: no weights.",

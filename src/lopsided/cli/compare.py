@@ -45,7 +45,7 @@ def compare(
         option(
             CHOICE,
             "Methods, separated by commas: losses (cl), named recipes (quick) or recipe files (mine.toml), each with "
-            "words if need be (afcl gamma=7). A recipe keeps the data of --recipe.",
+            "fields if need be (afcl gamma=7). A recipe keeps the data of --recipe.",
         ),
     ] = None,
     baseline: Annotated[

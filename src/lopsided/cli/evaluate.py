@@ -59,7 +59,7 @@ def evaluate(
       lopsided evaluate other-hospital
       lopsided evaluate run other-hospital
       lopsided evaluate run
-      lopsided evaluate run lesions.csv --group patient --out figures.json
+      lopsided evaluate run lesions.csv --group patient --out result.json
     """
     from lopsided.runs.evaluate import evaluate_run
     from lopsided.runs.folder import run_and_words

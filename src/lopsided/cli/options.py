@@ -74,8 +74,8 @@ Tta = Annotated[
     str | None,
     option(
         None,
-        "Test-time augmentation: average the features of views of each image: none, flip, flips, "
-        "dihedral, or names such as identity,rot180. Default: the views of the model.",
+        "Test-time augmentation: average the features of mirrored and turned copies: none, flip, flips, "
+        "dihedral, or names such as identity,rot180. Default: as the model was fitted.",
         "--tta",
     ),
 ]

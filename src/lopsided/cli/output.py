@@ -257,7 +257,7 @@ def speed_words(recipe: Recipe) -> list[str]:
     from lopsided.reports.wording import duration
     from lopsided.runs.features import images_per_second
 
-    if recipe.spec.trains_encoder:
+    if recipe.spec.trains_encoder or recipe.encoder == named_recipe("quick").encoder:
         return []
     number = 10_000
     try:

@@ -67,7 +67,7 @@ Track = Annotated[
     list[str] | None,
     option(
         WORK,
-        "Show the course in another program: tensorboard, mlflow, wandb, or one of these with a colon and a folder. "
+        "Log the run to another program: tensorboard, mlflow, wandb, or one of these with a colon and a folder. "
         "Can be repeated. Trackers that a recipe file names are not used.",
         "--track",
         envvar="LOPSIDED_TRACK",

@@ -161,12 +161,14 @@ def fit(
 
     By default, a pretrained encoder turns each image into features, and a
     linear classifier on the features is fitted, in seconds to minutes and
-    without a network: four views of each of up to 3,000 images if each class
-    has at least 50 (the recipe thorough), one view otherwise (quick). If a
-    class has fewer than 200 images, every image is tested once, in five
-    folds. With one class, or with two of which one is rare (fewer than 10
-    images, or fewer than 50 and a tenth of the other), the distance from
-    normal joins (few). Without --out, the run is in runs/1, runs/2 and so on.
+    without a network. The recipe is quick; or thorough, which also takes
+    mirrored and turned copies of each image, with at most 3,000 images and
+    50 or more of each class; or few, which adds the distance from the
+    frequent class, with one class or with two of which one is rare (fewer
+    than 10 images, or fewer than 50 and at most a tenth of the other).
+
+    If a class has fewer than 200 images, every image is tested once, in five
+    folds. Without --out, the run is in runs/1, runs/2 and so on.
 
     With --loss or --recipe from-scratch, an encoder is trained. NAME=VALUE
     sets any field of the recipe; --name VALUE is read as name=VALUE.

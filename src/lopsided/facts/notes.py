@@ -72,11 +72,12 @@ def time_left(seconds: float) -> str:
 @note("run")
 def few_by_counts(rare: int) -> str:
     """The recipe few was taken, because there are no or few images of a second class."""
-    images = _some(rare, "only 1 image of the rarer class", "images of the rarer class") if rare else "one class only"
-    return (
-        f"Recipe: few, because no recipe was named and there {'is' if rare < 2 else 'are'} {images}: the distance from "
-        "the frequent class, which needs no rare images, and regressions on those that there are."
-    )
+    if not rare:
+        why, what = "there is one class only", ", which needs no rare images"
+    else:
+        why = f"only {_some(rare, '1 image is', 'images are')} of the rarer class"
+        what = ", joined with regressions on features"
+    return f"Recipe: few, because no recipe was named and {why}: the distance from the frequent class{what}."
 
 
 @note("run")
@@ -508,13 +509,13 @@ def distance(normal: str, rare: int, pull: float, relied: float = 1.0) -> str:
     images = "1 image of another class" if rare == 1 else f"{rare:,} images of other classes"
     if relied == 0:
         return (
-            f"The score is a mean of regressions on {images}. These are about as far from {normal} as its own images, "
+            f"The score is that of regressions on {images}. These are about as far from {normal} as its own images, "
             "so the distance does not count."
         )
-    what = "a regression" if relied == 1 else "a mean of regressions"
+    what = "a regression" if relied == 1 else "regressions"
     return (
-        f"The score is {what} on {images} and the distance from {normal}, which adds {pull:.2g} to the log odds per "
-        "deviation."
+        f"The score joins {what} on {images} with the distance from {normal}: one standard deviation farther away adds "
+        f"{pull:.2g} to the log odds."
     )
 
 
@@ -561,7 +562,7 @@ def model(models: int, members: int, parameters: int, megabytes: float) -> str:
 
 @note("run")
 def quick_compared(seconds: float, on: str) -> str:
-    return f"The recipe quick, for comparison, took {seconds:.1f} s on the same {on}."
+    return f"For comparison, the recipe quick was fitted on the same {on} ({seconds:.1f} s): the report and -v show it."
 
 
 @note("run")

@@ -273,7 +273,7 @@ def _beside_quick(facts: Facts) -> str:
 def _figure_columns(facts: Facts) -> list[dict[str, Any]]:
     metrics = facts.metrics
     words = {
-        "test": "test images" if metrics.folds is None else "all images, out-of-fold",
+        "test": "test images" if metrics.folds is None else "images, out-of-fold",
         "held_out": "images not drawn by the scenario",
         "val": f"validation images, which {run_words.val_role(facts.recipe)} the model",
     }

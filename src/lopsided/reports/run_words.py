@@ -22,7 +22,7 @@ from lopsided.runs.metrics import Evaluation, FoldFacts, Headline, Metrics
 
 FEW = 30
 """With fewer test images of a class, its recall is too uncertain."""
-USUAL_RECALL, FURTHER = 0.8, (1, 2, 3, 5, 10)
+USUAL_RECALL, FURTHER, SINGLE = 0.8, (1, 2, 3, 5, 10), 10
 """The recall for which the page shows intervals if no image was tested, and numbers of further rare images."""
 SPLITS = {"train": "training", "val": "validation", "test": "test", "held_out": "further"}
 CURVES = (
@@ -339,7 +339,7 @@ def threshold_words(
 
     first = f"By its own rule, {outcome(by_rule)}."
     if chosen is None or at_chosen is None:
-        return f"{first} {no_choice(split)}"
+        return first
     known = "" if spread is None else f" (95 % interval {probability(spread[0])} to {probability(spread[1])})"
     threshold = f"the validation threshold {probability(chosen)}{known}"
     if at_chosen == by_rule:
@@ -429,15 +429,14 @@ def narrowing(facts: Facts, figures: Evaluation) -> dict[str, Any] | None:
     if row.support >= FEW:
         return None
     share = USUAL_RECALL if row.recall.value is None else row.recall.value
-    numbers = sorted(
-        {row.support, *(row.support + more for more in FURTHER), *(n for n in (FEW, 100) if n > row.support)}
-    )
+    soon = [row.support + more for more in FURTHER] if row.support < SINGLE else []
+    numbers = sorted({row.support, *soon, *(n for n in (FEW, 50, 100, 200) if n > row.support)})
     steps = [(n, share_interval(share, n, figures.level)) for n in numbers if n]
     known = (
         f"If the recall of {quoted(row.label)} stays at" if row.support else f"If the recall of {quoted(row.label)} is"
     )
     return {
-        "words": f"{known} {100 * share:.0f} %, each further image of it narrows the interval.",
+        "words": f"{known} {100 * share:.0f} %, more images of it narrow the interval.",
         "rows": [{"images": n, "low": f"{100 * s.low:.0f} %", "high": f"{100 * s.high:.0f} %"} for n, s in steps],
     }
 

@@ -29,8 +29,8 @@ class DistanceSpec(FrozenSpec):
     def summary(self, recipe: Recipe, its: str) -> str:
         """Return how the model was trained."""
         return (
-            f"distance from the frequent class in {its} features, which were not trained, and regressions on them as "
-            "far as there are images of the rare class"
+            f"the distance from the frequent class, joined with regressions if there are rare images, both on {its} "
+            "features, which were not trained"
         )
 
     def counted(self, counts: Sequence[int]) -> tuple[int, ...]:
