@@ -19,9 +19,9 @@ from data.test_dicom import write_dicom
 from test_site_pages import commands
 from tiny_command import command_here
 
-RARE = {"decisions": "melanoma", "data": "melanoma", "find": "cracked", "few": "good"}
+RARE = {"decisions": "melanoma", "data": "melanoma", "few": "good"}
 """The class that the commands of a page name; elsewhere it is shirt."""
-FREQUENT = {"melanoma": "nevus", "cracked": "whole", "good": "bad", "shirt": "t-shirt"}
+FREQUENT = {"melanoma": "nevus", "good": "bad", "shirt": "t-shirt"}
 ELSEWHERE = {
     r"demo|serve|reproduce|predict inbox --url": "commands that have tests of their own, or run until they are stopped",
     r"fit (/shared|s3:|hf:)|predict run s3:": "tests of ranks on several machines, and of buckets",

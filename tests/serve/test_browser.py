@@ -88,6 +88,7 @@ def test_from_a_dropped_image_to_a_better_run(
         page.wait_for_selector('#changes:has-text("of 3 images")')
         # Marked by keyboard, and killed in the middle.
         page.click('.bar nav a[href="#mark"]')
+        page.wait_for_selector('#nothing:has-text("Type your name and press Enter")')
         page.fill("#who", "Ana")
         page.press("#who", "Enter")
         for turn in range(20):

@@ -30,11 +30,11 @@
     const reading = pool.done < pool.total ? `${grouped(pool.done)} of ${grouped(pool.total)} images of the pool are read. ` : "";
     const people = Object.entries(counts.by_person).map(([each, number]) => `${each} ${grouped(number)}`).join(", ");
     const by = people ? ` (${people})` : "";
-    $("pool-status").textContent = `${reading}${counted(counts.marks, "mark")} so far${by}; ${counted(left.pool, "image")} of the pool and ${counted(left.labels, "label")} are left.`;
+    $("pool-status").textContent = `${reading}${counted(counts.marks, "mark")} so far${by}; ${counted(left.pool, "image")} of the pool and ${counted(left.labels, "label")} of the run are left.`;
     lopsided.counts = counts;
     const order = orders.find((each) => each.name === $("order").value);
     const none = order.task === "pool" && !pool.total;
-    const words = none ? "There is no pool. Start the server with one: lopsided serve RUN POOL." : pool.done < pool.total && order.task === "pool" ? "The pool is being read …" : "Nothing is left to mark here.";
+    const words = !who() ? "Type your name and press Enter: the first image comes." : none ? "There is no pool. Start the server with one: lopsided serve RUN POOL." : pool.done < pool.total && order.task === "pool" ? "The pool is being read …" : "Nothing is left to mark here.";
     $("nothing").textContent = words;
     if (!here && pool.done < pool.total && isOn) { clearTimeout(timer); timer = setTimeout(fill, 700); }
   }
@@ -42,7 +42,7 @@
   function show() {
     here = queue.length ? queue[0] : null;
     $("looker").hidden = !here;
-    $("nothing").hidden = Boolean(here) || !who();
+    $("nothing").hidden = Boolean(here);
     if (!here) { $("question").textContent = "Mark images"; return; }
     const label = question(here);
     $("question").replaceChildren("Is this ", name(label), "?");
@@ -144,7 +144,7 @@
     document.addEventListener("lopsided-tab", (event) => {
       isOn = event.detail === "mark";
       if (!isOn) return;
-      if (who()) fill(); else { $("who").focus(); ask("/v1/marks").then(tell, complain); }
+      if (who()) fill(); else { $("who").focus(); ask("/v1/marks").then(tell, complain); show(); }
     });
   }
 

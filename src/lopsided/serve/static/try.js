@@ -55,6 +55,8 @@
       const head = element("p", "said", verdict(answer));
       body.append(head);
       if (item.first !== null && item.first !== verdict(answer)) body.append(element("p", "aside", `By the rule of the model: ${item.first}`));
+      const most = Object.entries(answer.probabilities).reduce((best, each) => (each[1] > best[1] ? each : best))[0];
+      if (verdict(answer) === answer.predicted && most !== answer.predicted) body.append(element("p", "aside", "By the rule, although ", name(most), " is more probable."));
       if (answer.unfamiliar) body.append(element("p", "flag", "Unlike the training images: do not rely on the answer."));
       body.append(bars(answer.probabilities));
       if (answer.typicality !== undefined) {
