@@ -201,7 +201,7 @@ def figures_table(evaluation: Mapping[str, Any]) -> str:
             row["support"],
             interval(row["recall"]),
             interval(row["precision"]),
-            interval(row["f1"]),
+            interval(row["f1"]).partition(" [")[0],  # With its interval, a row is too long for many terminals.
             interval(row["average_precision"]),
         ]
         for row in sorted(evaluation["per_class"], key=lambda row: row["support"])

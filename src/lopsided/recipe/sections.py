@@ -382,8 +382,8 @@ class Selection(Section):
 
     metric: Literal["uwa", "macro_f1", "g_mean", "mcc", "accuracy", "log_loss", "smooth_log_loss", "last"] = described(
         "log_loss",
-        "The metric that selects: the highest of the first five (uwa: balanced accuracy), or the lowest log loss with equal weight for each "
-        "class, of one epoch or as the mean of the last five epochs; last: keep the last epoch.",
+        "The metric that selects: the highest of the first five (uwa: balanced accuracy), or the lowest log loss with "
+        "equal weight for each class, of one epoch or as the mean of the last five epochs; last: keep the last epoch.",
     )
     patience: Count | None = described(
         None, "Stop after this many epochs without improvement; unset: train to the end."
