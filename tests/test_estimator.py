@@ -535,7 +535,11 @@ def test_the_two_estimators_are_siblings_with_keywords_only() -> None:
             wrong("quick")
 
 
-@pytest.mark.parametrize(("num", "name"), [(50, "thorough"), (2950, "thorough"), (2951, "quick"), (49, "quick")])
-def test_the_default_is_that_of_the_command(num: int, name: str) -> None:
-    assert LopsidedClassifier()._base("image", [num, 50]) == named_recipe(name)
-    assert LopsidedClassifier()._base("vector", [num, 50]) == named_recipe("quick")
+@pytest.mark.parametrize(
+    ("num", "side", "name"),
+    [(50, 33, "thorough"), (2950, 33, "thorough"), (2951, 33, "quick"), (49, 33, "quick"), (50, 32, "quick")],
+)
+def test_the_default_is_that_of_the_command(num: int, side: int, name: str) -> None:
+    images = ArrayImages(np.zeros((num + 50, 8, side, 1), dtype=np.uint8))
+    assert LopsidedClassifier()._base(images, [num, 50]) == named_recipe(name)
+    assert LopsidedClassifier()._base(None, [num, 50]) == named_recipe("quick")

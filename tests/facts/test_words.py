@@ -30,6 +30,11 @@ WORDS = [
         f"trained. With so few, test-time augmentation is no reliable gain. {OTHERS}",
     ),
     (
+        notes.quick_by_side(28),
+        "Recipe: quick, because no recipe was named and the images are small (28 pixels): a pretrained encoder that is "
+        f"not trained. Of such images, test-time augmentation is no reliable gain. {OTHERS}",
+    ),
+    (
         notes.thorough_by_size(40),
         "Recipe: thorough, because no recipe was named: 40 images, each also mirrored and turned, through a pretrained "
         f"encoder. Use --recipe quick for the images alone. {OTHERS}",

@@ -32,7 +32,7 @@ def write_photographs(folder: Path, side: int) -> Path:
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photographs(tmp_path_factory.mktemp("photographs"), 28)
+    return write_photographs(tmp_path_factory.mktemp("photographs"), 48)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,16 @@ def test_images_get_the_thorough_recipe_if_there_are_not_too_many_and_not_too_fe
     assert (name, why) == expected
 
 
+@pytest.mark.parametrize(("side", "expected"), [(32, "quick"), (33, "thorough")])
+def test_small_images_get_the_quick_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: int, expected: str
+) -> None:
+    monkeypatch.setattr(fitting, "ENOUGH", 4)
+    folder = write_photographs(tmp_path / "small", side)
+    name, (why,) = choose_recipe(named_recipe("quick"), str(folder))
+    assert (name, why) == (expected, notes.quick_by_side(32) if expected == "quick" else notes.thorough_by_size(8))
+
+
 @pytest.mark.parametrize(
     ("rare", "others", "final", "expected"),
     [(10, 100, "refit", "few"), (10, 99, "refit", "quick"), (9, 11, "refit", "few"), (10, 100, "ensemble", "quick")],
@@ -68,10 +78,11 @@ def test_the_distance_joins_if_one_of_two_classes_is_so_rare_that_the_other_one_
     assert choose_recipe(base, str(tmp_path))[0] == expected
 
 
-def test_images_that_cannot_be_read_do_not_stop_the_choice(tmp_path: Path) -> None:
+def test_images_that_cannot_be_read_do_not_stop_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_photographs(tmp_path / "some", 28)
     (folder / "cat" / "0.png").write_bytes(b"not an image")
-    assert choose_recipe(named_recipe("quick"), str(folder))[0] == "quick"
+    monkeypatch.setattr(fitting, "ENOUGH", 4)
+    assert choose_recipe(named_recipe("quick"), str(folder))[0] == "thorough"
 
 
 class Facts(Reporter):

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from lopsided.data.images import Images
 from lopsided.estimator.classifiers import Classifier, Kind
 from lopsided.models.model import ModelCard
 from lopsided.recipe import Recipe, find_recipe
@@ -23,7 +24,7 @@ class LopsidedClassifier(Classifier):
 
     Args:
         recipe: Name of a recipe, or a TOML file. None: what ``lopsided fit`` takes, which is thorough for up to 3,000
-            images with at least 50 of each class, and quick otherwise and for vectors.
+            images with at least 50 of each class that are larger than 32 pixels, and quick otherwise and for vectors.
         decide: Decision rule of ``predict``, as in ``TwoStageClassifier``.
         tta: Test-time augmentation, as in ``TwoStageClassifier``.
         folds: Number of folds that test every sample, as in ``TwoStageClassifier``, by group if ``fit`` gets groups.
@@ -71,8 +72,8 @@ class LopsidedClassifier(Classifier):
     def _changes(self, kind: Kind) -> dict[str, Any]:
         return {"data.val": 0.0, "encoder.name": {"vector": "mlp"}.get(kind)}
 
-    def _base(self, kind: Kind, counts: Sequence[int]) -> Recipe:
-        return find_recipe(self.recipe or (QUICK if kind == "vector" else usual_recipe(counts)))
+    def _base(self, images: Images | None, counts: Sequence[int]) -> Recipe:
+        return find_recipe(self.recipe or (QUICK if images is None else usual_recipe(counts, images)[0]))
 
     @classmethod
     def _of_card(cls, card: ModelCard) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from lopsided.data.images import Images
 from lopsided.estimator.classifiers import Classifier, Kind
 from lopsided.models.model import ModelCard
 from lopsided.recipe import Recipe, find_recipe
@@ -118,7 +119,7 @@ class TwoStageClassifier(Classifier):
             "encoder.name": {"vector": "mlp"}.get(kind) if self.encoder == "auto" else self.encoder,
         }
 
-    def _base(self, kind: Kind, counts: Sequence[int]) -> Recipe:
+    def _base(self, images: Images | None, counts: Sequence[int]) -> Recipe:
         assert self.recipe is not None
         return find_recipe(self.recipe)
 

@@ -38,6 +38,15 @@ def quick_by_rarest(images: int) -> str:
 
 
 @note("run")
+def quick_by_side(side: int) -> str:
+    """The recipe quick was taken, because the images are small."""
+    return (
+        f"Recipe: quick, because no recipe was named and the images are small ({side} pixels): a pretrained encoder "
+        f"that is not trained. Of such images, test-time augmentation is no reliable gain. {_OTHER_RECIPES}"
+    )
+
+
+@note("run")
 def quick_for_vectors(width: int) -> str:
     """The recipe quick was taken, because the data are vectors."""
     return (

@@ -353,8 +353,8 @@ def named_recipes() -> dict[str, str]:
 def named_recipe(name: str) -> Recipe:
     """Return one of the recipes in the package."""
     if name == "default":
-        do = "lopsided fit takes thorough for up to 3,000 images with at least 50 of each class, and quick otherwise."
-        do += " Name one of the two."
+        do = "lopsided fit takes thorough for up to 3,000 images of more than 32 pixels with at least 50 of "
+        do += "each class, and quick otherwise. Name one of the two."
         raise InputError(f"default is not one recipe: {do}")
     files = _named()
     if name not in files:

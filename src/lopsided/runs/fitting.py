@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lopsided.data.images import Vectors
+import numpy as np
+
+from lopsided.data.images import Images, Vectors
+from lopsided.data.inputs import longest_side
 from lopsided.data.prepare import Sources
 from lopsided.data.sources.names import suggest_names
 from lopsided.data.sources.source import UNUSUAL
 from lopsided.data.sources.vectors import check_vector_fields
-from lopsided.errors import InputError, sentence
+from lopsided.errors import DataError, InputError, sentence
 from lopsided.facts import Fact, notes
 from lopsided.ranks import ALONE, Ranks
 from lopsided.recipe import Recipe, find_recipe, methods, named_recipe
@@ -38,23 +41,24 @@ USUAL_ALARMS = 0.05
 MANY, ENOUGH = 3000, 50
 """With more images, ``thorough`` takes too long to be started without a question. With fewer images of a class, it was
 not reliably better than ``quick`` (docs/which-recipe.md)."""
+SMALL_SIDE = 32
+"""Nor was it with images of 28 pixels per side, at any proportion of their classes. Images up to this side are taken
+for such, by the median of their longer sides."""
 
 
 def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None = None) -> tuple[str, list[Fact]]:
     """Return the name of the recipe for these data, and the reason. Images are not decoded.
 
-    ``base`` holds the fields of the data. The size of the images does not matter: docs/which-recipe.md has figures for
-    images of 28 pixels, too.
+    ``base`` holds the fields of the data.
     """
     source = (sources or Sources()).drawn(runs.settle(base, data))
     if isinstance(source.images, Vectors):
         return QUICK, [notes.quick_for_vectors(source.images.width)]
-    num, counts = len(source), sorted(source.counts().values())
+    counts = sorted(source.counts().values())
     if has_normal(counts) and (base.final != "ensemble" or not counts[0]):  # An average of distances is no distance.
         return FEW, [notes.few_by_counts(counts[0])]
-    if usual_recipe(counts) == THOROUGH:
-        return THOROUGH, [notes.thorough_by_size(num)]
-    return QUICK, [notes.quick_by_size(num) if num > MANY else notes.quick_by_rarest(counts[0])]
+    name, why = usual_recipe(counts, source.images)
+    return name, [why]
 
 
 def has_normal(counts: Sequence[int]) -> bool:
@@ -69,13 +73,17 @@ def has_normal(counts: Sequence[int]) -> bool:
     return rare < min(FEW_RARE, others) or (rare < ENOUGH and others >= TIMES * rare)
 
 
-def usual_recipe(counts: Sequence[int]) -> str:
-    """Return the name of the recipe for these numbers of images of the classes.
-
-    >>> usual_recipe([900, 50]), usual_recipe([900, 49]), usual_recipe([2951, 50])
-    ('thorough', 'quick', 'quick')
-    """
-    return THOROUGH if min(counts) >= ENOUGH and sum(counts) <= MANY else QUICK
+def usual_recipe(counts: Sequence[int], images: Images) -> tuple[str, Fact]:
+    """Return the name of the recipe for images with these numbers of the classes, and the reason."""
+    if sum(counts) > MANY:
+        return QUICK, notes.quick_by_size(sum(counts))
+    if min(counts) < ENOUGH:
+        return QUICK, notes.quick_by_rarest(min(counts))
+    try:
+        side = longest_side(images, np.arange(len(images)))
+    except DataError:  # The run itself will say which image cannot be read.
+        side = SMALL_SIDE + 1
+    return (QUICK, notes.quick_by_side(side)) if side <= SMALL_SIDE else (THOROUGH, notes.thorough_by_size(sum(counts)))
 
 
 V = TypeVar("V")
