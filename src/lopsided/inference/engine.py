@@ -41,7 +41,7 @@ from lopsided.models.model import Model, look
 from lopsided.recipe.blocks import REGIONS, STAGES
 
 TOLERANCE = 1e-4
-"""Largest allowed difference between onnxruntime and torch, relative to the largest feature of the image."""
+"""Largest allowed difference between onnxruntime and torch, relative to the largest feature of the same block."""
 
 _BATCH, _PIXELS = 32, 2**17
 """Most images per call of onnxruntime, and most pixels if each thread has an image. The maps of more pixels leave the
@@ -178,7 +178,7 @@ def _late_session(model: Model, shape: tuple[int, ...]) -> Any:
     """Return the session of a model whose encoder has no layers. They are made if the graph is not in the cache."""
     path = graph_path(model, shape)
     known = None if path is None else load_graph(path)
-    session = None if known is None else _checked(known[0], shape, known[1])
+    session = None if known is None else _checked(known[0], model, shape, known[1])
     if session is not None:
         return session
     model.complete()
@@ -198,7 +198,7 @@ def _session(model: Model, shape: tuple[int, ...], path: Path | None = None) -> 
             return None
         path = _place([repr(model.encoder), weights_hash(model.encoder), mean, std, list(shape)])
         known = None if path is None else load_graph(path)
-        session = None if known is None else _checked(known[0], shape, known[1])
+        session = None if known is None else _checked(known[0], model, shape, known[1])
         if session is not None:
             return session
         exported = _export(model, shape)
@@ -207,7 +207,7 @@ def _session(model: Model, shape: tuple[int, ...], path: Path | None = None) -> 
         graph = exported
     with evaluating(model):
         expected = model.encode(to_float(torch.from_numpy(_example(shape)))).numpy()
-    session = _checked(graph, shape, expected)
+    session = _checked(graph, model, shape, expected)
     if session is not None and path is not None:
         store_graph(path, graph, expected)
     return session
@@ -242,7 +242,7 @@ def _export(model: Model, shape: tuple[int, ...]) -> bytes | None:
     return written.getvalue() or None
 
 
-def _checked(graph: bytes, shape: tuple[int, ...], expected: Features) -> Any:
+def _checked(graph: bytes, model: Model, shape: tuple[int, ...], expected: Features) -> Any:
     """Return a session of onnxruntime for a graph, or None if its features of one image are not those of torch."""
     onnxruntime = load_onnxruntime()
     options = onnxruntime.SessionOptions()
@@ -255,18 +255,21 @@ def _checked(graph: bytes, shape: tuple[int, ...], expected: Features) -> Any:
         (found,) = session.run([OUTPUT], {INPUT: _example(shape)})
     except Exception:  # The exceptions of onnxruntime have no common public class, and torch can compute any encoder.
         return None
-    return session if found.shape == expected.shape and _agrees(found, expected) else None
+    widths = [] if model.layout is None else [group.width for group in model.layout.groups] * model.members
+    return session if found.shape == expected.shape and _agrees(found, expected, widths) else None
 
 
 def _example(shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     return np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8)
 
 
-def _agrees(found: Features, expected: Features) -> bool:
+def _agrees(found: Features, expected: Features, widths: Sequence[int]) -> bool:
+    """Return whether two libraries agree on each group of columns, which have these widths."""
     # Not finite numbers are the same error in both libraries, and the caller reports them.
     if not np.isfinite(expected).all():
         return False
-    return bool(np.abs(found - expected).max() <= TOLERANCE * max(float(np.abs(expected).max()), 1e-3))
+    groups = (np.split(each, np.cumsum(widths)[:-1], axis=1) for each in (np.abs(found - expected), np.abs(expected)))
+    return all(gap.max() <= TOLERANCE * max(float(size.max()), 1e-3) for gap, size in zip(*groups, strict=True))
 
 
 def graph_path(model: Model, shape: tuple[int, ...]) -> Path | None:
