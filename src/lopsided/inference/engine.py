@@ -196,7 +196,7 @@ def _session(model: Model, shape: tuple[int, ...], path: Path | None = None) -> 
     except Exception:  # Any layer may fail in its own way, and torch can compute any encoder.
         if sum(weight.numel() for weight in model.encoder.parameters()) < _LARGE:
             return None
-        path = _place([repr(model.encoder), weights_hash(model.encoder), mean, std, list(shape)])
+        path = _place(model, [repr(model.encoder), weights_hash(model.encoder), mean, std, list(shape)])
         known = None if path is None else load_graph(path)
         session = None if known is None else _checked(known[0], model, shape, known[1])
         if session is not None:
@@ -278,12 +278,13 @@ def graph_path(model: Model, shape: tuple[int, ...]) -> Path | None:
     if not isinstance(encoder, LateEncoder):
         return None
     normalised = [values.flatten().tolist() for values in (model.mean, model.std)]
-    return _place([encoder.name, weights_hash(encoder), *normalised, list(shape)])
+    return _place(model, [encoder.name, weights_hash(encoder), *normalised, list(shape)])
 
 
-def _place(facts: list[Any]) -> Path | None:
-    """Return the file of a graph that depends on these facts, or None if there is no cache."""
-    root, text = cache_root(), json.dumps([__version__, *facts])
+def _place(model: Model, facts: list[Any]) -> Path | None:
+    """Return the file of a graph that depends on these facts and its blocks, or None if there is no cache."""
+    blocks = [] if model.layout is None else [[group.block.name, group.block.version] for group in model.layout.groups]
+    root, text = cache_root(), json.dumps([__version__, blocks, *facts])
     return None if root is None else root / GRAPHS / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
 
 

@@ -402,7 +402,7 @@ def _facts(model: Model, card: ModelCard) -> list[tuple[int, dict[str, object]]]
         normalised = mean + std * own_mean[place], std * own_std[place]
         own = {
             "encoder": spec.names[place] if place < len(spec.parts) else block.name,
-            **({} if block.name == FINAL.name else {"block": block.name}),
+            **({} if block.name == FINAL.name else {"block": block.name, "version": block.version}),
             "weights": weights_hash(model.encoder, f"members.{place}.{inner}"),
             "mean": normalised[0].tolist(),
             "std": normalised[1].tolist(),

@@ -38,6 +38,8 @@ class Block:
     ``program`` is how a reader of the model card computes the columns, from ``image`` or from ``pixels`` by
     ``encoder``, and appends them to ``features``. Its fields are ``height``, ``width``, ``by`` (the resampling),
     ``views`` and ``scaled``, the scaling of ``columns``. Without it, the card shows no program for the classifier.
+
+    ``version`` is another one whenever the columns of an image change: cached ones of other versions are not used.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Block:
     scaling: Literal["joint", "apart", "none"] = "none"
     share: float | None = 1.0
     program: str = ""
+    version: int = 1
 
     def load(self) -> type[FeatureBlock]:
         """Import the class of the block."""
@@ -124,6 +127,7 @@ STAGES = Block(
     scaling="apart",
     share=0.3,
     program=_STAGES_PROGRAM,
+    version=2,
 )
 _REGIONS_PROGRAM = """
 

@@ -68,8 +68,9 @@ class Stages(FeatureBlock):
         parts = []
         for x in inputs:
             mean = graph.add("ReduceMean", [x], axes=[2, 3], keepdims=1)
-            # The length of what is left is faster than a mean of squares.
-            length = graph.add("ReduceL2", [graph.add("Sub", [x, mean])], axes=[2, 3], keepdims=0)
+            # The length of what is left is faster than a mean of squares. Row by row it is exact on large maps, too.
+            rows = graph.add("ReduceL2", [graph.add("Sub", [x, mean])], axes=[3], keepdims=0)
+            length = graph.add("ReduceL2", [rows], axes=[2], keepdims=0)
             number = graph.add("ReduceProd", [graph.add("Shape", [x], start=2)])
             root = graph.add("Sqrt", [graph.add("Cast", [number], to=1)])
             parts += [graph.flatten(mean), graph.add("Div", [length, graph.flatten(root)])]
