@@ -12,7 +12,7 @@ class-weighted log loss of the rows outside the fold. Where a peer gives no prob
 scaling of the same scores comes before that, and decides. So none loses by a bad default or by its decision rule, but
 for ``as by hand``, which shows what these are worth, and the two ensembles, which have no parameter that is chosen.
 
-quick, as registered    the recipe as it was registered: one logistic regression
+quick, as registered    the recipe as it was registered: logistic regressions alone
 quick, 550 images  T-shirts only: without the 150 validation images of the methods in studies/from_scratch.py
 weighted CE from scratch, in the time of quick    the ResNet-18 of studies/from_scratch.py on all training images of
                    ``quick``, with as many epochs as take its processor seconds in studies/records/costs.jsonl
