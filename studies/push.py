@@ -68,6 +68,8 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "ACL, 512, equal steps": ("all", LARGE | STEPS),
 }
 """Who pushes, and changes of the recipe."""
+VIEWED = ("ACL, two views", "CL, two views")
+"""Their difference is a row of its own: without lonely anchors."""
 ENOUGH = 6
 """Methods with fewer splits are not in the tables."""
 WHO = ("none", "all", "frequent", "rare", "lonely", "alone", "averaged")
@@ -179,6 +181,17 @@ def run(method: str, seed: int) -> dict[str, Any]:
     return {**{name: round(value, 3) for name, value in figures.items()}, "forces": forces, "seconds": seconds}
 
 
+def beside(methods: Any, per_image: dict[str, dict[int, answers.Answers]], method: str, base: str) -> list[str]:
+    """Return the difference to another method by seed and by a bootstrap of the images, and that of the AUROC."""
+    if method == base:
+        return [""] * 3
+    both = sorted(per_image[method].keys() & per_image[base].keys())
+    found = answers.bootstrap(*([per_image[name][seed] for seed in both] for name in (method, base)))
+    same = f"[{found.low:+.1f}, {found.high:+.1f}]"
+    gains = [shared.minus(methods[method], methods[base], name) for name in ("uwa", "auroc")]
+    return [gains[0], same, gains[1]]
+
+
 def table(lines: list[dict[str, Any]]) -> str:
     """Return a row for each method, with its difference to CL by seed and by a bootstrap of the images."""
     methods = shared.nested(lines, "method", "seed")
@@ -187,15 +200,14 @@ def table(lines: list[dict[str, Any]]) -> str:
         per_image.setdefault(one.method, {})[one.repeat] = one
     rows = []
     for method in (name for name in METHODS if len(methods.get(name, ())) >= ENOUGH):
-        runs, same = methods[method], ""
-        if method != BASE:
-            both = sorted(per_image[method].keys() & per_image[BASE].keys())
-            found = answers.bootstrap(*([per_image[name][seed] for seed in both] for name in (method, BASE)))
-            same = f"[{found.low:+.1f}, {found.high:+.1f}]"
-        cells = [shared.shown(mean_interval([run["uwa"] for run in runs.values()])) if len(runs) > 1 else ""]
-        cells += [shared.minus(runs, methods[BASE], "uwa"), same]
-        cells += [shared.mean_of(runs, "auroc"), shared.minus(runs, methods[BASE], "auroc")]
-        rows.append((method, len(runs), *cells))
+        runs = methods[method]
+        own = shared.shown(mean_interval([run["uwa"] for run in runs.values()])) if len(runs) > 1 else ""
+        gains = beside(methods, per_image, method, BASE)
+        rows.append((method, len(runs), own, *gains[:2], shared.mean_of(runs, "auroc"), gains[2]))
+    if all(len(methods.get(name, ())) >= ENOUGH for name in VIEWED):
+        both = methods[VIEWED[0]].keys() & methods[VIEWED[1]].keys()
+        gains = beside(methods, per_image, *VIEWED)
+        rows.append((" less ".join(VIEWED), len(both), "", *gains[:2], "", gains[2]))
     head = "method | runs | balanced accuracy | minus CL | minus CL, other images | AUROC | minus CL"
     return shared.table(head, rows)
 
