@@ -325,7 +325,7 @@ def test_decisions_explain_themselves() -> None:
     text = explain(resolve("balanced", pair, (0.99, 0.01)), pair, stated=True)
     assert text == "An image is called df if its probability is at least 1.0 %, its stated share (balanced)."
     many = explain(resolve("balanced", CLASSES, PRIOR), CLASSES)
-    assert "highest beside its share in training (balanced): a 70 %, b 25 %, c 5.0 %" in many
+    assert "highest relative to its share in training (balanced): a 70 %, b 25 %, c 5.0 %" in many
     cost = explain(resolve("cost:mel=1,df=9", pair, (0.9, 0.1)), pair)
     assert cost.startswith("An image is called df if its probability is at least 10 %: df decided as mel costs 9")
     assert "least expected cost" in explain(resolve("cost:a=1,b=1,c=9", CLASSES, PRIOR), CLASSES)

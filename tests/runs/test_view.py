@@ -60,10 +60,10 @@ def test_a_pipe_gets_a_line_per_finished_cell_with_its_name_its_uwa_and_the_time
     view.finished(record_of(CELLS[2].recipe, 0.5))
     assert capsys.readouterr().err.splitlines() == [
         "2/12 done, 2 skipped",
-        f"{NAME} 0: balanced accuracy 0.731 (3/12 done, 1 running, 2 skipped, 6.0 cells/h, 1:30:00 left)",
+        f"{NAME} 0: balanced accuracy 0.731 (3/12 done, 1 running, 2 skipped, 6.0 runs/h, 1:30:00 left)",
         f"{NAME} 1 is tried again: no room.",
         f"{NAME} 1 failed: no room.",
-        f"{NAME} 2: balanced accuracy 0.500 (4/12 done, 1 failed, 2 skipped, 6.0 cells/h, 1:10:00 left)",
+        f"{NAME} 2: balanced accuracy 0.500 (4/12 done, 1 failed, 2 skipped, 6.0 runs/h, 1:10:00 left)",
     ]
 
 
@@ -101,7 +101,7 @@ def test_a_terminal_shows_counts_pace_and_running_cells(clock: Clock) -> None:
     clock.now += 90
     screen.finished(record_of(CELLS[0].recipe))
     lines = shown(screen)
-    assert lines[0].endswith(" 2/20 done, 11 running, 1 skipped, 40 cells/h, 27:00 left")
+    assert lines[0].endswith(" 2/20 done, 11 running, 1 skipped, 40 runs/h, 27:00 left")
     assert lines[1] == f"  {NAME} 1, 1:30"
     assert len(lines) == 1 + views.SHOWN + 1
     assert lines[-1] == "  and 3 more"

@@ -307,12 +307,14 @@ def next_words(run: Run) -> list[str]:
         return []
     folder, name = shlex.quote(str(run.folder)), shlex.quote(rarest)
     data = shlex.quote(str(metrics["source"]))
+    chosen = run.recipe.data.classes
+    classes = "" if chosen is None else f" {shlex.quote('classes=' + ','.join(chosen))}"
     number = counts[rarest]
     held = f"is {'no' if number == 0 else number} image" if number < 2 else f"are {number} images"
     return [
         f"There {held} of {rarest}. Next, find more among other images, mark them on the page, and fit again:\n"
         f"  lopsided find {folder} POOL --class {name} --out found.csv\n"
-        f"  lopsided fit {data} --more marks.csv --out {folder}-2"
+        f"  lopsided fit {data}{classes} --more marks.csv allow_outside=true --out {folder}-2"
     ]
 
 

@@ -291,7 +291,7 @@ def _show_run(run: Run, *, verbose: bool, already: bool) -> None:
         parts.append("There are no metrics because no images were held out. Set test=0.15.")
     else:
         lines = [line.words(shortened(line.label)) for line in run.headlines()]
-        parts.append("\n".join([*lines, balanced_words(metrics[split])]))
+        parts.append("\n".join(filter(None, [*lines, balanced_words(metrics[split])])))
         parts += _details(run, metrics, split) if verbose else []
         parts += speed_words(run.recipe) if metrics.get("baseline") and not already else []
     if metrics["unreadable"]:

@@ -341,7 +341,9 @@ def explain(decision: Decision, classes: Sequence[str], *, stated: bool = False)
     if decision.rule == "balanced":
         priors = [0.0 if offset <= NEVER else math.exp(-offset) for offset in decision.offsets]
         shares = ", ".join(f"{name} {_chance(p)}" for name, p in zip(classes[:6], priors, strict=False))
-        return f"An image is called the class whose probability is highest beside {share} (balanced): {shares}{more}."
+        return (
+            f"An image is called the class whose probability is highest relative to {share} (balanced): {shares}{more}."
+        )
     factors = ", ".join(f"{name} x {math.exp(o):.3g}" for name, o in zip(classes[:6], decision.offsets, strict=False))
     power = f" to the power {decision.scale:.3g}" if decision.scale != 1 else ""
     return f"An image is called the class with the highest weighted probability{power} ({rule}): {factors}{more}."
@@ -358,7 +360,7 @@ def _doubt_words(decision: Decision, classes: Sequence[str], rule: str, share: s
     more = f" and {len(classes) - 6} more" if len(classes) > 6 else ""
     return (
         f"The set of an image holds every class whose probability reaches its threshold ({rule}): {limits}{more}. "
-        f"It is called the class whose probability is highest beside {share}."
+        f"It is called the class whose probability is highest relative to {share}."
     )
 
 

@@ -36,7 +36,7 @@ _SAID = frozenset({"no_test_split", "few_test_images", "few_images"})
 
 @dataclass(frozen=True)
 class Caution:
-    """A reason to trust the figures less: a headline and an explanation."""
+    """A reason to trust the figures less: a headline, which may be empty, and an explanation."""
 
     title: str
     text: str
@@ -194,7 +194,7 @@ def fold_words(folds: FoldFacts, facts: Facts) -> str:
 
 def warnings(facts: Facts) -> list[Caution]:
     """Return the warnings about the figures."""
-    of_run = [Caution("Warning of the run", clean(fact.text)) for fact in facts.metrics.facts if fact.kind not in _SAID]
+    of_run = [Caution("", clean(fact.text)) for fact in facts.metrics.facts if fact.kind not in _SAID]
     found = [*_of_recipe(facts), *of_run, *_of_test(facts), *_of_vote(facts)]
     unreadable = len(facts.metrics.unreadable)
     if unreadable:
@@ -261,6 +261,8 @@ def _of_test(facts: Facts) -> Iterator[Caution]:
 def _of_vote(facts: Facts) -> Iterator[Caution]:
     if facts.figures is None:
         return
+    if sum(row.support > 0 for row in facts.figures.per_class) < 2:  # A constant answer is right: there is no question.
+        return
     majority, figures = facts.figures.majority, facts.figures.figures
     always, informative = f"always predicting {quoted(majority.label)}", "Use balanced accuracy and recall instead."
     price = ""
@@ -312,11 +314,17 @@ def confusion_words(facts: Facts, judged: Judged) -> str:
 
 def rule_words(name: str, by_rule: Counts) -> str:
     """Say that the other figures of the page follow the model's rule, which is not a threshold of one class."""
+    support = by_rule.tp + by_rule.fn
+    recall = ""
+    if support:
+        recall = (
+            f" By that rule the recall of {quoted(name)} is {number(by_rule.recall)} ({by_rule.tp:,} of "
+            f"{amount(support, 'image')}), so it can differ from the recalls below."
+        )
     return (
         f"This section asks a separate question for one class at a time: is the probability of the class at least the "
         f"threshold? All other numbers of this page follow the rule of the model, which gives each image exactly one "
-        f"class. By that rule the recall of {quoted(name)} is {number(by_rule.recall)} ({by_rule.tp:,} of "
-        f"{amount(by_rule.tp + by_rule.fn, 'image')}), so it can differ from the recalls below."
+        f"class.{recall}"
     )
 
 
@@ -332,6 +340,9 @@ def threshold_words(
     positives, others = by_rule.tp + by_rule.fn, by_rule.fp + by_rule.tn
 
     def outcome(counts: Counts) -> str:
+        if not positives:
+            alarms = amount(counts.fp, "false alarm")
+            return f"the model gives {alarms} among {amount(others, 'image')}; no image of {quoted(name)} was tested"
         return (
             f"the model finds {counts.tp:,} of {positives:,} images of {quoted(name)} and gives "
             f"{counts.fp:,} false alarms among {amount(others, 'other image')}"

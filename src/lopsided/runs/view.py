@@ -82,7 +82,7 @@ class View(Voice):
             seconds = max(time.monotonic() - self.start, 1e-6) / self.finishes
             left = self.total - self.skipped - self.finishes - self.failures
             rate = 3600 / seconds
-            parts += [f"{rate:,.{int(rate < 10)}f} cells/h", f"{clock(left * seconds)} left"]
+            parts += [f"{rate:,.{int(rate < 10)}f} runs/h", f"{clock(left * seconds)} left"]
         return ", ".join(parts)
 
 

@@ -215,6 +215,7 @@
       const recall = share(tp, fn), specificity = share(tn, fp);
       const known = [recall, specificity].filter((value) => value !== null);
       const uwa = known.length ? known.reduce((a, b) => a + b) / known.length : null;
+      if (!positives) return { tp, fn, fp, tn, recall, specificity, precision: null, uwa: null };
       return { tp, fn, fp, tn, recall, specificity, precision: share(tp, fp), uwa };
     }
 
