@@ -63,7 +63,8 @@ def figures_at(rows: list[Row], name: str, threshold: float) -> dict[str, Any]:
     specificity = (others - fp) / others if others else math.nan
     return {
         "tp": tp, "fn": positives - tp, "fp": fp, "tn": others - fp, "recall": recall, "specificity": specificity,
-        "precision": tp / (tp + fp) if tp + fp else math.nan, "uwa": np.nanmean([recall, specificity]),
+        "precision": tp / (tp + fp) if tp + fp and positives else math.nan,
+        "uwa": np.nanmean([recall, specificity]) if positives else math.nan,
     }  # fmt: skip
 
 

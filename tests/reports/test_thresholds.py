@@ -35,7 +35,7 @@ def test_the_figures_at_a_threshold_are_those_of_scikit_learn(
         assert found.recall == pytest.approx(recall_score(positive, called))
     else:
         assert found.recall is None
-    if called.any():
+    if called.any() and positive.any():
         assert found.precision == pytest.approx(precision_score(positive, called))
     else:
         assert found.precision is None
@@ -45,7 +45,9 @@ def test_the_figures_at_a_threshold_are_those_of_scikit_learn(
 
 def test_figures_of_nothing_are_not_defined() -> None:
     assert Counts(0, 0, 0, 0).uwa is None
-    assert Counts(tp=0, fn=0, fp=1, tn=3).uwa == 0.75
+    without = Counts(tp=0, fn=0, fp=1, tn=3)
+    assert (without.specificity, without.precision, without.uwa) == (0.75, None, None), "There is nothing to find."
+    assert Counts(tp=3, fn=1, fp=0, tn=0).uwa == 0.75
 
 
 @given(splits | st.lists(st.tuples(sure, st.booleans()), min_size=1, max_size=40))

@@ -44,14 +44,15 @@ class Counts:
 
     @property
     def precision(self) -> float | None:
-        """The share of positive predictions that are correct."""
-        return _share(self.tp, self.fp)
+        """The share of positive predictions that are correct. Without positive images, it says nothing."""
+        return _share(self.tp, self.fp) if self.tp + self.fn else None
 
     @property
     def uwa(self) -> float | None:
-        """The mean of recall and specificity. If only one of them is defined, its value."""
-        known = [share for share in (self.recall, self.specificity) if share is not None]
-        return sum(known) / len(known) if known else None
+        """The mean of recall and specificity. Without positive images None, without others the recall."""
+        if self.recall is None or self.specificity is None:
+            return self.recall
+        return (self.recall + self.specificity) / 2
 
 
 def _share(part: int, rest: int) -> float | None:

@@ -213,10 +213,8 @@
       const fn = positives - tp, tn = p.length - positives - fp;
       const share = (part, rest) => (part + rest ? part / (part + rest) : null);
       const recall = share(tp, fn), specificity = share(tn, fp);
-      const known = [recall, specificity].filter((value) => value !== null);
-      const uwa = known.length ? known.reduce((a, b) => a + b) / known.length : null;
-      if (!positives) return { tp, fn, fp, tn, recall, specificity, precision: null, uwa: null };
-      return { tp, fn, fp, tn, recall, specificity, precision: share(tp, fp), uwa };
+      const uwa = recall === null || specificity === null ? recall : (recall + specificity) / 2;
+      return { tp, fn, fp, tn, recall, specificity, precision: positives ? share(tp, fp) : null, uwa };
     }
 
     /** Say how many alarms there are at another share of the class, and how many of them are real. */
