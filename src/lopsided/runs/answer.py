@@ -324,7 +324,8 @@ def blocks(comparison: Comparison) -> list[Block]:
             scenario = comparison.scenarios[0]
             where = "" if scenario is None else f" at {scenario}"
             columns = tuple(
-                (comparison.word(metric).replace(" by the rule ", " "), scenario, split, metric) for metric in metrics
+                (comparison.word(metric).replace("balanced accuracy by the rule ", "by rule "), scenario, split, metric)
+                for metric in metrics
             )
             found.append(Block(f"{source}{where}: {images}", columns))
             continue
