@@ -2,7 +2,7 @@
 
     python benchmarks/times.py TABLE...        adds to benchmarks/records/times.json
 
-TABLE is a table or a folder with two classes or more, as ``fit`` reads it. Each is fitted by quick and by thorough,
+TABLE is a table or a folder with two classes, as ``fit`` reads it. Each is fitted by quick, thorough and few,
 first with an empty cache and then with the features of the first run. ``said`` is what the first sentence says and
 ``took`` the time from then on; ``left_said`` is what the run says after its second training, and ``left_took`` the time
 from then on. ``process`` is the time of the whole process. The record also holds the load of the machine before.
@@ -63,7 +63,7 @@ def main() -> None:
     rows: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         for number, data in enumerate(sys.argv[1:]):
-            for recipe in ("quick", "thorough"):
+            for recipe in ("quick", "thorough", "few"):
                 for state in ("new", "cached"):
                     place = Path(folder) / f"{number}-{recipe}"
                     name = f"{Path(data).stem}, {recipe}, {state}"

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from lopsided.cli.doctor import _downloaded
 from lopsided.errors import InputError
 from lopsided.models.encoders import build_encoder
-from lopsided.models.pretrained import check_encoder, hub_weights, preprocessing_of
+from lopsided.models.pretrained import check_encoder, config_of, hub_weights, preprocessing_of
 from lopsided.recipe import named_recipe
 from lopsided.recipe.encoder_spec import NAMES, EncoderSpec, with_full_names
 
@@ -37,6 +37,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    config_of.cache_clear()
     return folder
 
 
@@ -88,11 +89,20 @@ def test_weights_of_an_address_are_those_of_its_commit(file: str, hub: Path) -> 
     assert list(_downloaded()) == [f"{ADDRESS} ({weights.megabytes:,.0f} MB)"]
 
 
+def test_images_are_prepared_as_the_repository_of_openclip_says(hub: Path) -> None:
+    write(hub / "open_clip_model.safetensors", seed=7)
+    stated = {"mean": [0.48, 0.46, 0.41], "std": [0.27, 0.26, 0.28]}
+    (hub / "open_clip_config.json").write_text(json.dumps({"model_cfg": {}, "preprocess_cfg": stated}))
+    pixels = preprocessing_of(NAME, ADDRESS)
+    assert (pixels.mean, pixels.std) == ((0.48, 0.46, 0.41), (0.27, 0.26, 0.28))
+    assert pixels.image_size == preprocessing_of(NAME, "timm").image_size
+
+
 def test_an_address_without_a_file_or_a_commit_is_one_sentence(hub: Path) -> None:
-    with pytest.raises(InputError, match=r"^The weights someone/birds/model.safetensors of test_resnet could not be"):
+    with pytest.raises(InputError, match=r"^The weights someone/birds/model.safetensors of test_resnet are not in "):
         build_encoder(NAME, weights=ADDRESS)
     (hub / "pytorch_model.bin").write_bytes(b"a pickle")
-    with pytest.raises(InputError, match=r"could not be downloaded: LocalEntryNotFoundError .* Set encoder\.weights"):
+    with pytest.raises(InputError, match=r"are not in .*, and the hub cannot be reached\. .* Set encoder\.weights"):
         build_encoder(NAME, weights=ADDRESS)
     with pytest.raises(InputError, match=r"encoder\.weights must be .*hf-hub:OWNER/NAME@COMMIT"):
         named_recipe("quick").override(**{"encoder.weights": "hf-hub:someone/birds"})

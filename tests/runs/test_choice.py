@@ -10,13 +10,14 @@ import pytest
 from PIL import Image
 
 from lopsided import cli
-from lopsided.data.sources import open_source
+from lopsided.data.prepare import Sources
+from lopsided.data.sources import Source, open_source
 from lopsided.errors import InputError
 from lopsided.facts import Fact, notes
 from lopsided.facts.log import Reporter
 from lopsided.recipe import Recipe, named_recipe
 from lopsided.runs import duration, features, fitting, run
-from lopsided.runs.duration import Expected, expect, fold_seconds
+from lopsided.runs.duration import Expected, distance_seconds, expect, fold_seconds
 from lopsided.runs.fitting import choose_recipe
 from lopsided.training import regression
 
@@ -136,6 +137,33 @@ def test_the_time_counts_the_regressions_of_a_class_with_few_images(
     assert training(quick.override(**{"data.test": 0.25})) == enough
     assert training(quick.override(**{"data.folds": 2})) == few
     assert training(quick.override(**{"data.folds": 4})) == enough
+
+
+def test_the_time_of_few_counts_distances_and_the_cache_that_it_shares_with_quick(
+    photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duration, "TIMED", 4)
+    monkeypatch.setattr(features, "feature_seconds", lambda recipe, source: 10.0)
+    monkeypatch.setattr(duration, "slowness", lambda: 1.0)
+    source = open_source(str(photographs))
+    few = named_recipe("few").override(**{"data.test": 0.0})
+
+    def expected(recipe: Recipe, source: Source = source) -> Expected:
+        found = expect(recipe, (source, None))
+        assert found is not None
+        return found
+
+    both, alone = expected(few), expected(few.override(compare_quick=False))
+    assert both.all_features == alone.all_features == 10
+    assert both.training == distance_seconds(8) + fold_seconds(8, 2, 2, few=True)
+    assert (both.comparison, alone.comparison) == (fold_seconds(8, 2, few=True), 0)
+    (tmp_path / "cat").mkdir()
+    for i in range(4):
+        Image.new("RGB", (8, 8), (i, 0, 0)).save(tmp_path / "cat" / f"{i}.png")
+    one = expected(few, Sources().open(run.settle(few, str(tmp_path)))[0])
+    assert (one.training, one.comparison) == (distance_seconds(4) + fold_seconds(4, 2, 0), 0)
+    assert distance_seconds(3000) / distance_seconds(1500) == pytest.approx(2)
+    assert distance_seconds(600) / distance_seconds(300) == pytest.approx(4)
 
 
 def test_what_is_left_follows_the_pace_of_the_last_training() -> None:

@@ -18,6 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import resources
@@ -32,6 +33,8 @@ from lopsided.recipe.encoder_spec import HUB, MLP_NAME, NAMES, EncoderPart, Enco
 
 WEIGHTS = ("model.safetensors", "open_clip_model.safetensors")
 """Names of files of weights: of timm, and of OpenCLIP."""
+CONFIGS = {"config.json": "pretrained_cfg", "open_clip_config.json": "preprocess_cfg"}
+"""Files beside them, and the section about images."""
 _DO = "Set encoder.weights to a local .safetensors file, or to none."
 
 
@@ -72,22 +75,24 @@ def download(name: str, weights: str) -> HubWeights:
     return HubWeights(config.hf_hub_id, _file(name, config.hf_hub_id, WEIGHTS[:1]), config.license)
 
 
+@cache
 def config_of(weights: str) -> dict[str, Any]:
     """Return what the repository of an address says about the images of its weights, in timm's words, or nothing."""
     address = HUB.fullmatch(weights)
     if address is None:
         return {}
-    try:
-        content = json.loads(_fetch(address[1], "config.json", address[2]).read_bytes())
-    except Exception:  # The file is optional, and may be that of another library.
-        return {}
-    config = content.get("pretrained_cfg") if isinstance(content, dict) else None
-    return config if isinstance(config, dict) else {}
+    for file, section in CONFIGS.items():
+        with suppress(Exception):  # The files are optional, and may be those of another library.
+            config = json.loads(_fetch(address[1], file, address[2]).read_bytes())[section]
+            if isinstance(config, dict):
+                return config
+    return {}
 
 
 def _file(name: str, repository: str, files: Sequence[str], commit: str | None = None) -> Path:
     """Return the first of these files that a repository has."""
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     problem: Exception | None = None
     for file in files:
@@ -99,9 +104,12 @@ def _file(name: str, repository: str, files: Sequence[str], commit: str | None =
         except Exception as error:
             problem = problem or error
             break
+    what = f"The weights {repository}/{files[0]} of {name}"
+    if isinstance(problem, LocalEntryNotFoundError):
+        do = f"Fit once with a network, or copy the hub's cache from elsewhere. {_DO}"
+        raise InputError(f"{what} are not in {HF_HUB_CACHE}, and the hub cannot be reached. {do}") from problem
     line = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
-    what = f"The weights {repository}/{files[0]} of {name} could not be downloaded"
-    raise InputError(f"{what}: {type(problem).__name__} ({line}). {_DO}") from problem
+    raise InputError(f"{what} could not be downloaded: {type(problem).__name__} ({line}). {_DO}") from problem
 
 
 def _fetch(repository: str, file: str, commit: str | None) -> Path:

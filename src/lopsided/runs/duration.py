@@ -29,6 +29,9 @@ FEW_IMAGES, GROWTH = 300, 0.35
 FEW_SECONDS = 8e-7
 """Seconds that a class of few images adds to a training, for each class and times the square of the number of images:
 its classifier has regressions on each kind of features, and its inner folds are drawn several times."""
+DISTANCE_SECONDS, MOST_DISTANCE_SECONDS = 1.5e-6, 1.6e-3
+"""Seconds of the distances of the training images from each other, times the square of their number; and the most of
+them for each image, because the principal axes are no more than the columns."""
 FEATURE_SECONDS = 0.02
 """Seconds of one pass of an image through an encoder: a rough guide."""
 TRIAL = (200, 1000)
@@ -73,13 +76,22 @@ def fold_seconds(images: int, classes: int, regressions: int = 1, *, few: bool =
     return FOLD_SECONDS + regressions * (IMAGE_SECONDS + CLASS_SECONDS * classes) * images * growth + more
 
 
+def distance_seconds(images: int) -> float:
+    """Return about how long the distances of training images take, which several fits without some of them measure."""
+    return min(DISTANCE_SECONDS * images, MOST_DISTANCE_SECONDS) * images
+
+
 def has_few(recipe: Recipe, source: Source) -> bool:
     """Return whether trainings have so few images or groups of a class that the mean of regressions is over more."""
     from lopsided.training.regression import FEW, rarest
 
+    return _trained(recipe) * rarest(source.labels, source.groups) < FEW
+
+
+def _trained(recipe: Recipe) -> float:
+    """Return the share of the images that trainings have."""
     folds = recipe.data.folds
-    trained = 1 - recipe.data.test - recipe.data.val if folds is None else 1 - 1 / folds
-    return trained * rarest(source.labels, source.groups) < FEW
+    return 1 - recipe.data.test - recipe.data.val if folds is None else 1 - 1 / folds
 
 
 def slowness() -> float:
@@ -104,24 +116,27 @@ def expect(recipe: Recipe, opened: tuple[Source, Source | None]) -> Expected | N
     source = opened[0]
     if not recipe.spec.shares_features or isinstance(source.images, Vectors) or len(source) < TIMED:
         return None
-    quick = None if is_quick(recipe) else named_recipe("quick")
+    quick, lacks_class = named_recipe("quick"), not min(source.counts().values())
+    is_compared = recipe.compare_quick and not is_quick(recipe) and not lacks_class
+    # The features of few are those of quick, in one cache.
+    is_same = recipe.encoder == quick.encoder and recipe.data.image_size is None
     try:
-        own, others = (
-            0.0 if each is None else sum(feature_seconds(each, images) for images in opened if images)
-            for each in (recipe, quick)
-        )
+        own = sum(feature_seconds(recipe, images) for images in opened if images)
+        others = sum(feature_seconds(quick, images) for images in opened if images and is_compared and not is_same)
     except LopsidedError:  # The run itself will say what is wrong.
         return None
     folds = 0 if recipe.data.folds is None else recipe.data.folds * recipe.data.repeats
     size, slow = (len(source), len(source.classes)), slowness()
     regressions = len(CANDIDATES) if recipe.encoder.views == AUTO else 1
-    means = {named_recipe(name).method for name in ("quick", "few")}
-    few, is_mean = has_few(recipe, source), recipe.method in means and averages(recipe)
+    few, method = has_few(recipe, source) and not lacks_class, named_recipe("few").method
+    is_mean, distance = recipe.method in (quick.method, method) and averages(recipe), 0.0
+    if recipe.method == method:  # It also has a regression with the distance, and none without rare images.
+        distance, regressions = distance_seconds(round(_trained(recipe) * len(source))), 0 if lacks_class else 2
     return Expected(
         own,
         others,
         folds + 1,
-        slow * fold_seconds(*size, regressions, few=few and is_mean),
-        0.0 if quick is None else slow * max(folds, 1) * fold_seconds(*size, few=few),
+        slow * (distance + fold_seconds(*size, regressions, few=few and is_mean)),
+        slow * max(folds, 1) * fold_seconds(*size, few=few) if is_compared else 0.0,
         slow * START_SECONDS,
     )
