@@ -14,7 +14,10 @@ factors on its own training images, with at most 300 of a class. ``--head recipe
 the kernels of the blocks, and noise with which classes count alike. ``tempered`` counts this evidence as that of fewer
 images, as many as count if classes count alike: 39 of 310 with 10 rare. ``folds`` minimises the squared
 error of the images that ten inner folds leave out, which is known in closed form. The logarithm of each factor has a
-normal prior around 0 (inertia), whose width follows the name.
+normal prior around 0 (inertia), whose width follows the name. ``presets`` takes the one of six sets of factors with the
+lowest such error, and the fixed weights unless another one has less than so many times their error. ``select`` keeps
+columns as Head2Toe does: those with the largest weights in a linear layer with a group lasso over columns. Each inner
+fold selects for itself, and the share of columns with the lowest error is taken, or all, by the same rule.
 
 Ways were compared on repeats from 100 on, which the tables of the other studies do not have.
 """
@@ -38,6 +41,7 @@ from threadpoolctl import threadpool_limits
 import layers
 import shared
 import study
+from lopsided.evaluation.intervals import mean_interval
 from lopsided.models.blocks.block import Layout
 from lopsided.training.averaged import fit_averaged
 from lopsided.training.regression import balanced_log_loss, inner_folds, rarest, standardisation
@@ -47,8 +51,13 @@ RECORD = shared.RECORDS / "weights.jsonl"
 FIXED = "fixed"
 WAYS = (
     FIXED, "evidence, block, 1", "tempered, block, 1", "evidence, kind, 1", "folds, block, 1", "folds, kind, 1",
-    "folds, kind, 0.5",
+    "folds, kind, 0.5", "presets, kind, 0.98", "select, block, 0.98",
 )  # fmt: skip
+PRESETS = ({}, {"pixels": 3}, {"pixels": 0.3}, {"final": 3}, {"final": 0.3}, {"stages": 3, "regions": 3})
+SHARES = (1.0, 0.3, 0.1, 0.03)
+"""Shares of the columns that Head2Toe's selection may keep."""
+LASSO, UPDATES, LEFT_OUT = 0.02, 150, 1e-3
+"""The group lasso as a share of the one that makes all weights 0, its steps, and the factor of columns left out."""
 CAP, FOLDS, STEPS = 300, 10, 25
 POWERS = tuple(10.0 ** np.arange(-1, 3.1, 0.5))
 """Strengths of a ridge regression."""
@@ -70,7 +79,7 @@ class Kernels:
         self.ids = np.repeat(places, [group.width for group in layout.groups])
         order = np.random.default_rng(0).permutation(len(labels))
         rows = np.sort(np.concatenate([order[labels[order] == label][:CAP] for label in np.unique(labels)]))
-        z = standardised(x, layout)[rows]
+        self.rows = z = standardised(x, layout)[rows]
         own = (z[:, self.ids == place] for place in range(len(self.names)))
         self.each = np.stack([part @ part.T for part in own]) * (len(rows) / np.square(z).sum())
         self.labels, self.groups = labels[rows], None if groups is None else groups[rows]
@@ -144,6 +153,71 @@ def by_folds(kernels: Kernels, width: float, folds: Sequence[Floats]) -> Floats:
     return minimised(cost, size, [1.0])
 
 
+def by_presets(kernels: Kernels, least: float, folds: Sequence[Floats]) -> Floats:
+    """Return the factors of the preset whose error of rows left out is lowest."""
+    sets = [np.array([preset.get(name, 1.0) for name in kernels.names]) for preset in PRESETS]
+    errors = []
+    for factors in sets:
+        whole = np.tensordot(np.square(factors), kernels.each, 1)
+        whole *= len(whole) / np.trace(whole)
+        errors.append(min(error(whole * power, kernels.targets, kernels.weights, folds) for power in POWERS))
+    return sets[settled(errors, least)]
+
+
+def settled(errors: Sequence[float], least: float) -> int:
+    """Return the place of the lowest error, or the first one unless the lowest is below ``least`` times of it."""
+    place = int(np.argmin(errors))
+    return place if errors[place] < least * errors[0] else 0
+
+
+def by_selection(kernels: Kernels, least: float, folds: Sequence[Floats]) -> tuple[Floats, float]:
+    """Return the factors of the columns by Head2Toe's selection, and the share that is kept."""
+    errors = np.zeros((len(SHARES), len(POWERS)))
+    for rest in folds:
+        train = np.setdiff1d(np.arange(len(kernels.labels)), rest)
+        z, targets, weights = kernels.rows[train], kernels.targets[train], kernels.weights[train]
+        relevance = group_lasso(z, targets, weights)
+        for place, share in enumerate(SHARES):
+            kept = selected(relevance, share)
+            own, others = z[:, kept], kernels.rows[rest][:, kept]
+            size = len(train) / np.square(own).sum()
+            inner, outer = own @ own.T * size, others @ own.T * size
+            for column, power in enumerate(POWERS):
+                solved = np.linalg.solve(power * inner + WIDE + np.diag(1 / weights), targets)
+                left = kernels.targets[rest] - (power * outer + WIDE) @ solved
+                errors[place, column] += (np.square(left).sum(1) * kernels.weights[rest]).sum()
+    share = SHARES[settled(errors.min(axis=1).tolist(), least)]
+    factors = np.full(kernels.rows.shape[1], LEFT_OUT)
+    factors[selected(group_lasso(kernels.rows, kernels.targets, kernels.weights), share)] = 1
+    return factors, share
+
+
+def selected(relevance: Floats, share: float) -> Floats:
+    """Return the columns of the largest relevance; all with a share of 1, and else none without relevance."""
+    if share == 1:
+        return np.arange(len(relevance))
+    order = np.argsort(-relevance, kind="stable")[: round(share * len(relevance))]
+    return order[relevance[order] > 0]
+
+
+def group_lasso(z: Floats, targets: Floats, weights: Floats) -> Floats:
+    """Return the length of the weights of each column in a linear layer with a squared error and a group lasso."""
+    z = z * np.sqrt(weights)[:, None]
+    targets = targets * np.sqrt(weights)[:, None]
+    step = 1 / float(np.linalg.eigvalsh(z @ z.T)[-1])
+    lasso = LASSO * float(np.linalg.norm(z.T @ targets, axis=1).max())
+    layer = ahead = np.zeros((z.shape[1], targets.shape[1]))
+    pace = 1.0
+    for _ in range(UPDATES):
+        moved = ahead - step * (z.T @ (z @ ahead - targets))
+        lengths = np.linalg.norm(moved, axis=1, keepdims=True)
+        new = moved * np.maximum(1 - step * lasso / np.maximum(lengths, 1e-30), 0)
+        faster = (1 + np.sqrt(1 + 4 * pace**2)) / 2
+        ahead = new + (pace - 1) / faster * (new - layer)
+        layer, pace = new, faster
+    return np.asarray(np.linalg.norm(layer, axis=1))
+
+
 def minimised(cost: Any, size: int, others: list[float]) -> Floats:
     """Return the log factors at the minimum of a cost, begun at 0."""
     bounds = [(-4.0, 3.0)] * size + [(-5.0, 6.0)] * len(others)
@@ -185,6 +259,12 @@ def factors_of(
         return np.ones(x.shape[1]), {}
     kind, by, number = way.split(", ")
     kernels = Kernels(x, labels, groups, layout, by)
+    if kind == "select":
+        columns, share = by_selection(kernels, float(number), kernels.folds(seed))
+        return columns, {"kept": share}
+    if kind == "presets":
+        factors = by_presets(kernels, float(number), kernels.folds(seed))
+        return factors[kernels.ids], {name: float(one) for name, one in zip(kernels.names, factors, strict=True)}
     if kind in ("evidence", "tempered"):
         share = 1 if kind == "evidence" else len(kernels.labels) / np.square(kernels.weights).sum()
         logs = by_evidence(kernels, float(number), share)
@@ -253,14 +333,19 @@ def place(way: str) -> int:
 
 
 def against(runs: shared.Runs, base: shared.Runs) -> str:
-    """Return means, or mean differences to ``base`` over the repeats that both have, with their number."""
+    """Return means, or mean differences to ``base`` over the repeats that both have, with their number.
+
+    With three or more repeats, differences have Student's 95 % interval.
+    """
     both = [seed for seed in runs if seed in base]
     if not both:
         return ""
     if runs is base:
         return f"{shared.mean_of(runs, 'uwa')} / {shared.mean_of(runs, 'auroc')} ({len(both)})"
-    gains = (statistics.mean(runs[seed][name] - base[seed][name] for seed in both) for name in ("uwa", "auroc"))
-    return f"{' / '.join(f'{gain:+.1f}' for gain in gains)} ({len(both)})"
+    gains = ([runs[seed][name] - base[seed][name] for seed in both] for name in ("uwa", "auroc"))
+    if len(both) < 3:
+        return f"{' / '.join(f'{statistics.mean(each):+.1f}' for each in gains)} ({len(both)})"
+    return f"{' / '.join(shared.shown(mean_interval(each), sign=True) for each in gains)} ({len(both)})"
 
 
 def chosen() -> str:
