@@ -118,9 +118,15 @@ class Engine:
         """
         layout = self._model.layout
         if layout is None or not len(left_out := layout.columns(STAGES.name, REGIONS.name)):
-            return features
+            return self.whole(features)
+        left_out = np.concatenate([left_out, layout.local])
         members = np.split(features, self._model.members, axis=1)
         return np.concatenate([np.delete(member, left_out, axis=1) for member in members], axis=1)
+
+    def whole(self, inputs: Features) -> Features:
+        """Return the inputs of the classifier that are about whole images, without the columns of positions."""
+        places = self._model.local
+        return np.delete(inputs, places, axis=1) if len(places) else inputs
 
     @property
     def views(self) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def known_images(scorer: Scorer, trained: Part, apart: Part | None, seed: int) -
 
 
 def _features(scorer: Scorer, part: Part) -> Features:
-    return scorer.engine.scale(scorer.features(part.inputs, part.digests))
+    return scorer.engine.whole(scorer.engine.scale(scorer.features(part.inputs, part.digests)))
 
 
 def save_bank(folder: Path, bank: Bank | None, card: ModelCard) -> ModelCard:
@@ -86,7 +86,7 @@ def load_bank(folder: Path, card: ModelCard) -> Bank | None:
     except (ValueError, KeyError) as error:
         raise RunError(f"{path} is not a bank of known images ({error}). Train the model again.") from error
     forms = {name: (getattr(bank, name).ndim, str(getattr(bank, name).dtype)) for name in _FORMS}
-    widths = {bank.known.shape[-1], len(bank.centre), len(bank.spread), card.features}
+    widths = {bank.known.shape[-1], len(bank.centre), len(bank.spread), card.whole_features}
     odd = len(bank.units) != len(bank.scores) or bank.limits.shape[-1] != 2
     if forms != _FORMS or len(widths) > 1 or odd:
         raise RunError(f"{path} does not fit the encoder {card.encoder}. Train the model again.")

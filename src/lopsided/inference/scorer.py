@@ -52,7 +52,7 @@ _SMALL_BATCH = 256
 
 
 class Scored(NamedTuple):
-    """Probabilities (n, K), the inputs of the classifier (n, f), and typicality if the scorer has known images."""
+    """Probabilities (n, K), the inputs of the classifier (n, f) without positions, and typicality by a bank."""
 
     probabilities: Floats
     features: Features
@@ -181,8 +181,8 @@ class Scorer:
         with _libraries().limit(limits=1) if len(features) <= BATCH else nullcontext():
             scaled = self.engine.scale(features)
             adapted = self.engine.adapted(scaled if beside is None else np.concatenate([scaled, beside], axis=1))
-            typicality = None if self.bank is None else self.bank.typicality(scaled)
-            return Scored(self.engine.probabilities(adapted), adapted, typicality)
+            typicality = None if self.bank is None else self.bank.typicality(self.engine.whole(scaled))
+            return Scored(self.engine.probabilities(adapted), self.engine.whole(adapted), typicality)
 
     def features(self, inputs: Inputs, digests: Sequence[str] | None, count: Counted | None = None) -> Features:
         """Return features of the encoder, (n, f), of inputs in order: the mean over the views of the model."""

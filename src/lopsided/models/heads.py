@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, relu
 
 from lopsided.errors import InputError, sentence
 from lopsided.evaluation.decision import Decision
+
+if TYPE_CHECKING:
+    from lopsided.models.graph import Graph
 
 LEAST_DISTANCE = 1e-12
 """A squared distance is at least this, so that it has a logarithm."""
@@ -37,6 +44,15 @@ class ClassifierHead(nn.Linear):
             raise InputError(sentence("a classifier must have at least 2 classes", num_classes))
         super().__init__(features, num_classes)
 
+    def maps(self, x: Tensor, labels: Tensor) -> Iterator[Tensor]:
+        """Yield what single positions say beside the linear layer, (n, positions), for a class (n,): nothing."""
+        yield from ()
+
+    def write(self, graph: Graph, inputs: str) -> str:
+        """Add nodes that compute ``forward``. Return the name of their value."""
+        weight, bias = (graph.constant(each.detach().numpy()) for each in (self.weight, self.bias))
+        return graph.add("Gemm", [inputs, weight, bias], transB=1)
+
 
 class CosineHead(ClassifierHead):
     """A classifier whose logits are ``scale`` times the cosines of features and class weights, plus a bias.
@@ -55,46 +71,130 @@ class CosineHead(ClassifierHead):
         cosines = linear(normalize(x, dim=-1), normalize(self.weight, dim=-1))
         return self.scale * cosines + self.bias
 
+    def write(self, graph: Graph, inputs: str) -> str:
+        """Raise: torch's exporter writes this classifier."""
+        from lopsided.models.graph import UntranslatableError
 
-class DistanceHead(ClassifierHead):
-    """A linear classifier with one more column: how far an image is from those of the frequent class.
+        raise UntranslatableError("a classifier of cosines")
 
-    The distance is that of Mahalanobis with a shrunk covariance: with z = ``scale`` (x - ``centre``), it is
-    |z|^2 + sum over axes of ``gains`` (axis . z)^2. The column is the logarithm of the distance, minus its mean and
-    divided by its deviation among images of the frequent class (``level``). Its weight for each class is ``pull``.
+
+class DistanceShape(BaseModel):
+    """The shape of a distance: of how many positions, how many columns each has, and how many axes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    positions: int = Field(ge=1, le=2**12)
+    columns: int = Field(ge=1, le=2**20)
+    axes: int = Field(ge=0, le=2**12)
+
+
+class Distance(nn.Module):
+    """How far images are from those of the frequent class, by some columns; of several positions, the farthest counts.
+
+    The distance at a position is that of Mahalanobis with a shrunk covariance: with z = ``scale`` (x - ``centre``), it
+    is |z|^2 + sum over axes of ``gains`` (axis . z)^2. What comes out is the logarithm of the distance, minus its mean
+    and divided by its deviation among images of the frequent class (``level``). ``columns`` are those of the features
+    that belong to each position.
     """
 
+    columns: Tensor
     centre: Tensor
     scale: Tensor
     axes: Tensor
     gains: Tensor
     level: Tensor
 
-    def __init__(self, features: int, num_classes: int, axes: int) -> None:
-        super().__init__(features, num_classes)
-        self.pull = nn.Parameter(torch.zeros(num_classes))
-        self.register_buffer("centre", torch.zeros(features))
-        self.register_buffer("scale", torch.ones(features))
-        self.register_buffer("axes", torch.zeros(axes, features))
-        self.register_buffer("gains", torch.zeros(axes))
+    def __init__(self, shape: DistanceShape) -> None:
+        super().__init__()
+        places = shape.positions, shape.columns
+        self.register_buffer("columns", torch.zeros(places, dtype=torch.int64))
+        self.register_buffer("centre", torch.zeros(places))
+        self.register_buffer("scale", torch.ones(places))
+        self.register_buffer("axes", torch.zeros(shape.positions, shape.axes, shape.columns))
+        self.register_buffer("gains", torch.zeros(shape.positions, shape.axes))
         self.register_buffer("level", torch.tensor([0.0, 1.0]))
 
-    def column(self, x: Tensor) -> Tensor:
+    def at_positions(self, x: Tensor) -> Tensor:
+        """Return the standardised log distance at each position, (n, positions), of features (n, f)."""
+        z = ((x[:, self.columns] - self.centre) * self.scale).transpose(0, 1)
+        along = z @ self.axes.transpose(1, 2)
+        distance = z.square().sum(dim=2, keepdim=True) + along.square() @ self.gains[:, :, None]
+        return (distance.squeeze(2).T.clamp(min=LEAST_DISTANCE).log() - self.level[0]) / self.level[1]
+
+    def forward(self, x: Tensor) -> Tensor:
         """Return the standardised log distance (n, 1) of features (n, f)."""
-        z = (x - self.centre) * self.scale
-        along = z @ self.axes.T
-        distance = z.square().sum(dim=1, keepdim=True) + along.square() @ self.gains[:, None]
-        return (distance.clamp(min=LEAST_DISTANCE).log() - self.level[0]) / self.level[1]
+        return self.at_positions(x).amax(dim=1, keepdim=True)
+
+    def write(self, graph: Graph, inputs: str) -> str:
+        """Add nodes that compute ``forward``. Return the name of their value."""
+
+        def constant(values: Tensor) -> str:
+            return graph.constant(np.ascontiguousarray(values.numpy()))
+
+        x = graph.add("Gather", [inputs, constant(self.columns)], axis=1)
+        z = graph.add("Mul", [graph.add("Sub", [x, constant(self.centre)]), constant(self.scale)])
+        z = graph.add("Transpose", [z], perm=[1, 0, 2])
+        along = graph.add("MatMul", [z, constant(self.axes.transpose(1, 2))])
+        gained = graph.add("MatMul", [graph.add("Mul", [along, along]), constant(self.gains[:, :, None])])
+        distance = graph.add("Add", [graph.add("ReduceSumSquare", [z], axes=[2], keepdims=1), gained])
+        # The logarithm is monotonic: the farthest position has the largest one.
+        farthest = graph.add("ReduceMax", [distance], axes=[0], keepdims=0)
+        log = graph.add("Log", [graph.add("Max", [farthest, constant(torch.tensor(LEAST_DISTANCE))])])
+        return graph.add("Div", [graph.add("Sub", [log, constant(self.level[0])]), constant(self.level[1])])
+
+
+class DistanceHead(ClassifierHead):
+    """A linear classifier with one more column: how far an image is from those of the frequent class.
+
+    The column is the sum of one or several distances, each times its share (``shares``). Its weight for each class is
+    ``pull``.
+    """
+
+    shares: Tensor
+
+    def __init__(self, features: int, num_classes: int, shapes: Sequence[DistanceShape]) -> None:
+        super().__init__(features, num_classes)
+        self.pull = nn.Parameter(torch.zeros(num_classes))
+        self.distances = nn.ModuleList(Distance(shape) for shape in shapes)
+        self.register_buffer("shares", torch.ones(len(shapes)))
+
+    @property
+    def parts(self) -> list[Distance]:
+        """The distances."""
+        return [distance for distance in self.distances if isinstance(distance, Distance)]
+
+    def column(self, x: Tensor) -> Tensor:
+        """Return the column (n, 1) of features (n, f)."""
+        return torch.cat([distance(x) for distance in self.parts], dim=1) @ self.shares[:, None]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, K) of features (n, f)."""
-        return linear(x, self.weight, self.bias) + self.column(x) * self.pull
+        return super().forward(x) + self.column(x) * self.pull
+
+    def maps(self, x: Tensor, labels: Tensor) -> Iterator[Tensor]:
+        """Yield how much each position of each distance of positions speaks for a class.
+
+        What counts is how much farther it is than the farthest position of the usual image.
+        """
+        pull = (self.pull * len(self.pull) / (len(self.pull) - 1))[labels, None]  # Minus the mean of other classes.
+        for distance, share in zip(self.parts, self.shares, strict=True):
+            if len(distance.columns) > 1:
+                yield share * pull * distance.at_positions(x).clamp(min=0)
+
+    def write(self, graph: Graph, inputs: str) -> str:
+        """Add nodes that compute ``forward``. Return the name of their value."""
+        columns = [distance.write(graph, inputs) for distance in self.parts]
+        weights = torch.outer(self.shares, self.pull.detach()).numpy()
+        pulled = graph.add("MatMul", [graph.add("Concat", columns, axis=1), graph.constant(weights)])
+        return graph.add("Add", [super().write(graph, inputs), pulled])
 
 
-def build_head(kind: str, features: int, num_classes: int, scale: float = 1.0, axes: int = 0) -> ClassifierHead:
-    """Return a classifier of a kind: "linear", "cosine" with this scale, or "distance" with this number of axes."""
+def build_head(
+    kind: str, features: int, num_classes: int, scale: float = 1.0, shapes: Sequence[DistanceShape] = ()
+) -> ClassifierHead:
+    """Return a classifier: "linear", "cosine" with this scale, or "distance" with distances of these shapes."""
     if kind == "distance":
-        return DistanceHead(features, num_classes, axes)
+        return DistanceHead(features, num_classes, shapes)
     return CosineHead(features, num_classes, scale) if kind == "cosine" else ClassifierHead(features, num_classes)
 
 

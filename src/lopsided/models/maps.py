@@ -20,6 +20,7 @@ from torch.nn.functional import interpolate
 
 from lopsided.errors import InputError
 from lopsided.models.blocks.block import FeatureBlock, Tapped
+from lopsided.models.blocks.positions import SIDE as POSITIONS
 from lopsided.models.encoders import Ensemble
 from lopsided.models.model import Model, look
 
@@ -46,10 +47,15 @@ def class_maps(model: Model, images: Tensor, labels: Tensor, beside: Tensor | No
                 columns, leaves = _columns(model.encoder, x)
                 views.append(columns)
                 parts += [(view, leaf) for leaf in leaves]
-            logits = model.classifier(model.adapt(torch.stack(views).mean(dim=0), beside))
+            inputs = model.adapt(torch.stack(views).mean(dim=0), beside)
+            local = torch.from_numpy(model.local).to(inputs.device)
+            single = model.classifier.maps(inputs.detach(), labels)
+            # A distance of positions has its own map: the gradient of a maximum knows one position only.
+            logits = model.classifier(inputs.index_copy(1, local, inputs[:, local].detach()))
             own = logits.gather(1, labels[:, None]).squeeze(1)
             others = (logits.sum(dim=1) - own) / (logits.shape[1] - 1)
-            gradients = torch.autograd.grad((own - others).sum(), [leaf for _, leaf in parts])
+            leaves = [leaf for _, leaf in parts]
+            gradients = torch.autograd.grad((own - others).sum(), leaves, allow_unused=True, materialize_grads=True)
     finally:
         model.train(was_training)
     total = torch.zeros(len(images), SIDE, SIDE, device=images.device)
@@ -57,6 +63,9 @@ def class_maps(model: Model, images: Tensor, labels: Tensor, beside: Tensor | No
         finite = gradient.nan_to_num(0, 0, 0)  # A deviation of zero, or the root of a zero, has no direction.
         placed = _on_grid((finite * leaf.detach()).sum(dim=1, keepdim=True))
         total += look(placed, _TURNED_BACK.get(view, view)).squeeze(1)
+    for values in single:
+        grid = values.detach().reshape(len(images), -1, POSITIONS, POSITIONS)
+        total += _on_grid(grid.sum(dim=1, keepdim=True)).squeeze(1)
     return total
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
@@ -21,7 +23,7 @@ from lopsided.files import atomic_write, check_regular, make_folder, reading_ten
 from lopsided.models.blocks.block import Layout
 from lopsided.models.blocks.columns import TableColumn, width_of
 from lopsided.models.encoders import Ensemble, LateEncoder, build_encoder, embedded_encoder, late_encoder
-from lopsided.models.heads import Adapter, ClassifierHead, adapter_width, build_head
+from lopsided.models.heads import Adapter, ClassifierHead, Distance, DistanceShape, adapter_width, build_head
 from lopsided.models.machine import arrange
 from lopsided.models.pretrained import EMBEDDED
 from lopsided.recipe import MAX_MEMBERS, MAX_SIDE
@@ -80,8 +82,8 @@ class ModelCard(BaseModel):
     head: Literal["linear", "cosine", "distance"] = "linear"
     """The classifier: one linear layer, scaled cosines of features and class weights plus a bias, or one linear layer
     with the distance from the frequent class as a further column."""
-    axes: int = Field(default=0, ge=0, le=2**12)
-    """The number of axes of the distance."""
+    distances: tuple[DistanceShape, ...] = ()
+    """The shapes of the distances that make the column."""
     scaling: Scaling = "none"
     """How the features are scaled before the heads and the classifier get them."""
     adapter: AdapterCard | None = None
@@ -115,6 +117,11 @@ class ModelCard(BaseModel):
     def scores_distance(self) -> bool:
         """Whether an image that is unlike those of the frequent class is likely to be of another class."""
         return self.head == "distance"
+
+    @property
+    def whole_features(self) -> int:
+        """The number of features of the encoder that are about the whole image."""
+        return self.features - sum(each.positions * each.columns for each in self.distances if each.positions > 1)
 
     @property
     def num_beside(self) -> int:
@@ -176,6 +183,14 @@ class Model(nn.Module):
         one = self.encoder.members[0] if self.members > 1 and isinstance(self.encoder, Ensemble) else self.encoder
         return one.layout if isinstance(one, Ensemble | LateEncoder) else None
 
+    @property
+    def local(self) -> npt.NDArray[np.int64]:
+        """The places of the columns that are about one position each, among the features of all members."""
+        layout = self.layout
+        if layout is None:
+            return np.empty(0, dtype=np.int64)
+        return np.concatenate([layout.local + member * layout.width for member in range(self.members)])
+
     def complete(self) -> None:
         """Make the layers of the encoder, if they are not made yet."""
         if isinstance(self.encoder, LateEncoder):
@@ -230,7 +245,7 @@ def _build(card: ModelCard, late: LateEncoder | None = None) -> Model:
     features += card.num_beside
     adapter = None if card.adapter is None else Adapter(features, **card.adapter.model_dump())
     width = features if adapter is None else adapter.width
-    classifier = build_head(card.head, width, len(card.classes), axes=card.axes)
+    classifier = build_head(card.head, width, len(card.classes), shapes=card.distances)
     return Model(
         encoder, classifier, card.mean, card.std, card.kind, adapter, card.views, card.scaling, card.members
     )  # fmt: skip
@@ -344,12 +359,14 @@ def _check_head(state: Mapping[str, Tensor], card: ModelCard, path: Path) -> Non
 
 def _check_adapter(state: Mapping[str, Tensor], card: ModelCard, path: Path) -> None:
     """Raise if the heads of the file are not those of the card, before building heads of the card's size."""
-    found = {key: tuple(value.shape) for key, value in state.items() if key.startswith("adapter.")}
-    needed = {}
-    if card.adapter is not None:
-        with torch.device("meta"):
-            heads = Adapter(card.features + card.num_beside, **card.adapter.model_dump())
-        needed = {f"adapter.{key}": tuple(value.shape) for key, value in heads.state_dict().items()}
+    kinds = "adapter.", "classifier.distances."
+    found = {key: tuple(value.shape) for key, value in state.items() if key.startswith(kinds)}
+    with torch.device("meta"):
+        distances = nn.ModuleList(Distance(shape) for shape in card.distances)
+        heads = nn.ModuleDict({"classifier": nn.ModuleDict({"distances": distances})})
+        if card.adapter is not None:
+            heads["adapter"] = Adapter(card.features + card.num_beside, **card.adapter.model_dump())
+    needed = {key: tuple(value.shape) for key, value in heads.state_dict().items()}
     if found != needed:
         raise RunError(f"{path} does not hold the heads that {CARD_NAME} describes. Train the model again.")
 

@@ -15,7 +15,7 @@ from lopsided.evaluation.decision import Decision
 from lopsided.evaluation.typicality import GUARDED, NEAREST, TINY, Bank
 from lopsided.models.blocks.block import POWERS, Layout
 from lopsided.models.graph import Graph, UntranslatableError, write_encoder
-from lopsided.models.heads import ClassifierHead, DecisionHead
+from lopsided.models.heads import DecisionHead
 from lopsided.models.machine import evaluating
 from lopsided.models.model import Model
 
@@ -44,8 +44,8 @@ def model_to_onnx(
     A decision with sets adds the output ``set``, one that asks a person ``ask``, and a bank ``typicality``. ``beside``
     is the name of a second input and its number of features, those of columns of a table.
     """
-    if model.adapter is not None or type(model.classifier) is not ClassifierHead:
-        raise UntranslatableError("heads between the encoder and a linear classifier")
+    if model.adapter is not None:
+        raise UntranslatableError("heads between the encoder and the classifier")
     graph = Graph((shape[1], shape[2]))
     with evaluating(model):
         mean, std = model.mean.flatten().tolist(), model.std.flatten().tolist()
@@ -58,15 +58,14 @@ def model_to_onnx(
             rows = graph.add("Reshape", [features, graph.constant(np.array([len(views), -1, width]))])
             features = graph.add("ReduceMean", [rows], axes=[0], keepdims=0)
         features = _scaled(graph, features, model, width)
-        weight, bias = (each.detach().numpy() for each in (model.classifier.weight, model.classifier.bias))
         inputs = features if beside is None else graph.add("Concat", [features, beside[0]], axis=1)
-        logits = graph.add("Gemm", [inputs, graph.constant(weight), graph.constant(bias)], transB=1)
-        values = dict(zip(outputs, _decision(graph, logits, head, len(bias)), strict=True))
+        logits, num_classes = model.classifier.write(graph, inputs), model.classifier.out_features
+        values = dict(zip(outputs, _decision(graph, logits, head, num_classes), strict=True))
         doubts = _doubts(graph, values[outputs[1]], decision)
-        known = {} if bank is None else {TYPICALITY: _typicality(graph, features, bank)}
+        known = {} if bank is None else {TYPICALITY: _typicality(graph, _whole(graph, features, model), bank)}
     info = graph.value_info
-    infos = [info(name, _FLOAT, ["batch", len(bias)]) for name in outputs[:3]] + [info(outputs[3], _INT64, ["batch"])]
-    infos += [info(name, _BOOL, ["batch", len(bias)] if name == "set" else ["batch"]) for name in doubts]
+    infos = [info(name, _FLOAT, ["batch", num_classes]) for name in outputs[:3]] + [info(outputs[3], _INT64, ["batch"])]
+    infos += [info(name, _BOOL, ["batch", num_classes] if name == "set" else ["batch"]) for name in doubts]
     infos += [info(name, _FLOAT, ["batch"]) for name in known]
     given = [info(image, _FLOAT, ["batch", *shape])]
     given += [] if beside is None else [info(beside[0], _FLOAT, ["batch", beside[1]])]
@@ -157,6 +156,15 @@ def _scaled(graph: Graph, features: str, model: Model, width: int) -> str:
         return parts[0]
     order = np.argsort(np.concatenate([columns for columns, _ in sets])).tolist()
     return _columns(graph, graph.add("Concat", parts, axis=1), order)
+
+
+def _whole(graph: Graph, features: str, model: Model) -> str:
+    """Leave out the columns of positions, as ``Model.whole`` does."""
+    places = model.local
+    if not len(places):
+        return features
+    width = _width(model, 0)
+    return _columns(graph, features, np.setdiff1d(np.arange(width), places).tolist())
 
 
 def _columns(graph: Graph, value: str, columns: Sequence[int]) -> str:

@@ -40,6 +40,8 @@ class Block:
     ``views`` and ``scaled``, the scaling of ``columns``. Without it, the card shows no program for the classifier.
 
     ``version`` is another one whenever the columns of an image change: cached ones of other versions are not used.
+    ``is_local`` marks many columns of which each is about one position in the image. Only a distance of positions reads
+    them: they are no inputs of a regression, and no image is compared with another by them.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Block:
     share: float | None = 1.0
     program: str = ""
     version: int = 1
+    is_local: bool = False
 
     def load(self) -> type[FeatureBlock]:
         """Import the class of the block."""
@@ -166,6 +169,13 @@ REGIONS = Block(
     share=0.3,
     program=_REGIONS_PROGRAM,
 )
+POSITIONS = Block(
+    "positions",
+    "lopsided.models.blocks.positions:Positions",
+    "encoder",
+    "its middle stages by position",
+    is_local=True,
+)
 BLOCKS: Entries[Block] = Entries(
     GROUP,
     "feature block",
@@ -174,6 +184,7 @@ BLOCKS: Entries[Block] = Entries(
         "pixels": "lopsided.recipe.blocks:PIXELS",
         "stages": "lopsided.recipe.blocks:STAGES",
         "regions": "lopsided.recipe.blocks:REGIONS",
+        "positions": "lopsided.recipe.blocks:POSITIONS",
     },
 )
 

@@ -261,7 +261,7 @@ class FoldResults:
             return []
         whole = [] if self.plan.whole is None else self._run(self.plan.whole).facts()
         strength = next((fact.values["strength"] for fact in whole if "strength" in fact.values), None)
-        importance = None if model.layout is None else model.layout.importance()
+        importance = None if model.layout is None else model.layout.whole.importance()
         found = evaluate(
             self.source.labels, p, resolve("balanced", self.classes, self.prior).decide(p), classes=self.classes,
             bootstrap=100, folds=scored.folds,

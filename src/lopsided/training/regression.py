@@ -282,12 +282,16 @@ def best_strength(losses: Sequence[tuple[float, float]], fewest: int = 1, expect
     return min(losses, key=surprise)[0]
 
 
-def standardisation(x: Floats, weights: Floats | None = None) -> tuple[Floats, Floats]:
-    """Return mean and deviation of each column. A column that is constant, but for rounding, has the deviation 1."""
+def standardisation(x: Floats, weights: Floats | None = None, least: Floats | float = 0.0) -> tuple[Floats, Floats]:
+    """Return mean and deviation of each column. A column that is constant, but for rounding, has the deviation 1.
+
+    A deviation is at least ``least``.
+    """
     mean, scale = x.mean(axis=0), x.std(axis=0)
     if weights is not None:
         mean = np.average(x, axis=0, weights=weights)
         scale = np.sqrt(np.average((x - mean) ** 2, axis=0, weights=weights))
+    scale = np.maximum(scale, least)
     scale[scale <= 10 * np.finfo(np.float32).eps * np.maximum(np.abs(mean), 1e-30)] = 1.0
     return mean, scale
 

@@ -58,6 +58,16 @@ class Layout:
         """The number of all columns."""
         return sum(group.width for group in self.groups)
 
+    @property
+    def local(self) -> npt.NDArray[np.int64]:
+        """The places of the columns that are about one position each."""
+        return self.columns(*{group.block.name for group in self.groups if group.block.is_local})
+
+    @property
+    def whole(self) -> Layout:
+        """The layout of the columns that are about the whole image."""
+        return Layout(tuple(group for group in self.groups if not group.block.is_local))
+
     def columns(self, *names: str) -> npt.NDArray[np.int64]:
         """Return the places of the columns of blocks of these names.
 

@@ -70,7 +70,7 @@ class Regions(FeatureBlock):
         """Add the same steps for the maps of a convolutional encoder, of any size."""
         parts = []
         for x in inputs:
-            rows, columns = (_averages(graph, x, axis) for axis in (2, 3))
+            rows, columns = (write_averages(graph, x, axis) for axis in (2, 3))
             folded = graph.add("MatMul", [graph.add("Transpose", [columns], perm=[1, 0]), graph.constant(_FOLD)])
             parts.append(graph.flatten(graph.add("MatMul", [rows, graph.add("MatMul", [x, folded])])))
         return graph.add("Concat", parts, axis=1)
@@ -88,27 +88,33 @@ def first_stages(channels: Mapping[str, int]) -> dict[str, int]:
 
 
 @cache
-def averages(size: int) -> npt.NDArray[np.float32]:
-    """Return the matrix (4, size) by which ``adaptive_avg_pool2d`` averages along an axis.
+def averages(size: int, parts: int = SIDE, margin: int = 0) -> npt.NDArray[np.float32]:
+    """Return the matrix (parts, size) by which ``adaptive_avg_pool2d`` averages along an axis.
+
+    Each part takes in ``margin`` more positions on both sides, as far as there are any.
 
     >>> averages(6).round(1).tolist()[:2]
     [[0.5, 0.5, 0.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0, 0.0, 0.0]]
+    >>> averages(3, 3, 1).round(1).tolist()
+    [[0.5, 0.5, 0.0], [0.3, 0.3, 0.3], [0.0, 0.5, 0.5]]
     """
-    edges = np.arange(SIDE + 1) * size / SIDE
-    begin, end, pixels = np.floor(edges[:-1, None]), np.ceil(edges[1:, None]), np.arange(size)
+    edges = np.arange(parts + 1) * size / parts
+    begin, end = np.maximum(np.floor(edges[:-1, None]) - margin, 0), np.minimum(np.ceil(edges[1:, None]) + margin, size)
+    pixels = np.arange(size)
     found: npt.NDArray[np.float32] = (((begin <= pixels) & (pixels < end)) / (end - begin)).astype(np.float32)
     return found
 
 
-def _averages(graph: Graph, x: str, axis: int) -> str:
+def write_averages(graph: Graph, x: str, axis: int, parts: int = SIDE, margin: int = 0) -> str:
     """Add nodes that compute ``averages`` of the size of a value along an axis. Return the name of the matrix."""
     number = graph.add("Squeeze", [graph.add("Shape", [x], start=axis, end=axis + 1)])
-    zero, one, parts = (graph.constant(np.array(value, np.float32)) for value in (0, 1, SIDE))
+    zero, one, count, more = (graph.constant(np.array(value, np.float32)) for value in (0, 1, parts, margin))
     size = graph.add("Cast", [number], to=1)
-    pixels, part = graph.add("Range", [zero, size, one]), graph.add("Div", [size, parts])
-    places = (graph.constant(np.arange(first, first + SIDE, dtype=np.float32)[:, None]) for first in (0, 1))
-    edges = [graph.add("Mul", [place, part]) for place in places]
-    begin, end = graph.add("Floor", [edges[0]]), graph.add("Ceil", [edges[1]])
+    pixels = graph.add("Range", [zero, size, one])
+    places = (graph.constant(np.arange(first, first + parts, dtype=np.float32)[:, None]) for first in (0, 1))
+    edges = [graph.add("Div", [graph.add("Mul", [place, size]), count]) for place in places]  # Exact if it divides.
+    begin = graph.add("Max", [graph.add("Sub", [graph.add("Floor", [edges[0]]), more]), zero])
+    end = graph.add("Min", [graph.add("Add", [graph.add("Ceil", [edges[1]]), more]), size])
     lower, upper = graph.add("Max", [begin, pixels]), graph.add("Min", [end, graph.add("Add", [pixels, one])])
     overlap = graph.add("Max", [graph.add("Sub", [upper, lower]), zero])
     return graph.add("Div", [overlap, graph.add("Sub", [end, begin])])

@@ -137,7 +137,7 @@ class Trainer:
     def importance(self) -> npt.NDArray[np.float64] | None:
         """How much a regression on the features weighs each of them; None: all the same."""
         layout = self.model.layout or Layout.final(self.card.features)
-        return layout.importance(self.card.num_beside)
+        return layout.whole.importance(self.card.num_beside)
 
     def _fit_columns(self, *, told: bool) -> tuple[NumberColumn | CategoryColumn, ...]:
         """Return the columns of the recipe, by the training images. ``told``: say what they are."""
@@ -283,7 +283,8 @@ class FeatureTrainer(Trainer):
         beside = self.scorer.beside(part.inputs.cells())
         features = self.engine.adapt(means, beside)
         # Folds have other categories, so that only the features of images are those of all folds.
-        return self.engine.probabilities(features), features if beside is None else self.engine.scale(means)
+        shown = features if beside is None else self.engine.scale(means)
+        return self.engine.probabilities(features), self.engine.whole(shown)
 
 
 def make_trainer(
