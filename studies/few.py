@@ -51,9 +51,20 @@ from unittest.mock import patch
 import numpy as np
 
 import shared
+from lopsided.models.blocks.positions import NUMBERS
 from lopsided.recipe import named_recipe
 from lopsided.training.averaged import fit_averaged
-from lopsided.training.distance import PULL, SHRINKAGE, Distance, Mixed, fit_distance, fit_mixed, reliance
+from lopsided.training.distance import (
+    PULL,
+    SHRINKAGE,
+    Distances,
+    Mixed,
+    alignment,
+    fit_distance,
+    fit_distances,
+    fit_mixed,
+    reliance,
+)
 from lopsided.training.methods.distance import LATE
 from lopsided.training.regression import Regression
 from shared import Floats, Line
@@ -90,6 +101,7 @@ def compute_features(data: str, folder: Path, out: Path, *, maps: bool) -> None:
     from torch.nn.functional import avg_pool2d, interpolate
 
     from lopsided.data.decoding import decode_image
+    from lopsided.inference.engine import Engine
     from lopsided.models.blocks.block import Tapped
     from lopsided.models.encoders import Ensemble
 
@@ -106,20 +118,22 @@ def compute_features(data: str, folder: Path, out: Path, *, maps: bool) -> None:
     rows, positions = [], []
     layout = model.layout
     assert layout is not None
+    engine = Engine(model, (3, SIDE, SIDE))
     with torch.inference_mode():
         for start in range(0, len(paths), 32):
             pixels = [decode_image(path, SIDE, 3) for path in paths[start : start + 32]]
-            x = torch.from_numpy(np.stack(pixels)).float() / 255
-            rows.append(layout.scaled(model.encode(x), "root").numpy())
+            x = torch.from_numpy(np.stack(pixels))
+            rows.append(layout.scaled(torch.from_numpy(engine.encode(x)), "root").numpy())
             if maps:
+                model.encode(x.float() / 255)
                 means = [avg_pool2d(layers[name], 3, 1, 1) for name in MAPS]
                 fine = interpolate(means[0], means[1].shape[2:], mode="bilinear")
                 positions.append(torch.cat([fine, means[1]], dim=1).half().numpy())
-    parts = np.zeros(layout.width, dtype=np.int64)
-    for place, columns in enumerate(layout.kinds()):
+    parts = np.zeros(layout.whole.width, dtype=np.int64)
+    for place, columns in enumerate(layout.whole.kinds()):
         parts[columns] = place
-    content = {"x": np.concatenate(rows), "rare": labels, "kind": kinds, "importance": layout.importance()}
-    content |= {"parts": parts, "widths": [group.width for group in layout.groups]}
+    content = {"x": np.concatenate(rows), "rare": labels, "kind": kinds, "importance": layout.whole.importance()}
+    content |= {"parts": parts, "local": layout.local, "widths": [group.width for group in layout.groups]}
     content["names"] = [group.block.name for group in layout.groups]
     np.savez(out / f"{data}.npz", **content)
     if maps:
@@ -137,15 +151,17 @@ class Images:
         self.importance = content["importance"]
         stages = np.flatnonzero(content["names"] == "stages")
         self.read = np.repeat(np.isin(np.arange(len(content["widths"])), stages[-LATE:]), content["widths"])
+        self.columns = [np.flatnonzero(self.read)[None], content["local"].reshape(-1, NUMBERS)]
+        self.whole = np.delete(self.x, content["local"], axis=1)
         self.parts = [np.flatnonzero(content["parts"] == place) for place in range(content["parts"].max() + 1)]
         path = folder / f"{data}-maps.npz"
         self.maps = np.load(path)["maps"][rows] if path.exists() else None
-        self._last: tuple[int, Distance] | None = None
+        self._last: tuple[int, Distances] | None = None
 
-    def distance(self, seed: int) -> Distance:
-        """Return the distance from the frequent images for training of one repeat. The last one is kept."""
+    def distances(self, seed: int) -> Distances:
+        """Return the distances from the frequent images for training of one repeat. The last ones are kept."""
         if self._last is None or self._last[0] != seed:
-            self._last = seed, fit_distance(self.x[self.split(seed, 0)[0]], self.read)
+            self._last = seed, fit_distances(self.x[self.split(seed, 0)[0]], self.columns, seed=seed)
         return self._last[1]
 
     def split(self, seed: int, num_rare: int) -> tuple[Floats, Floats, Floats, Floats]:
@@ -175,39 +191,40 @@ def compute(images: Images, num_rare: int, seed: int) -> dict[str, Any]:
     """Return the figures of all methods in one repeat."""
     train, seen, normal, rare = images.split(seed, num_rare)
     tested, cut = np.concatenate([normal, rare]), len(normal)
-    distance = images.distance(seed)
-    far = distance.column(images.x[tested])
+    distances = images.distances(seed)
     if num_rare:
-        scores = _recipes(images, distance, train, seen, tested, seed)
+        scores = _recipes(images, distances, train, seen, tested, seed)
         edge = float(np.log(num_rare / len(train)))
-        found = {name: figures(each[:cut], each[cut:], edge) for name, each in scores.items()}
-        return {"methods": {**found, "distance": figures(far[:cut], far[cut:])}}
-    scores = {"few": far, "distance": far, **_peers(images, train, tested, seed)}
+        return {"methods": {name: figures(each[:cut], each[cut:], edge) for name, each in scores.items()}}
+    whole, local = (part.column(images.x[tested]) for part in distances.parts)
+    scores = {"few": distances.column(images.x[tested]), "distance": whole, "positions": local}
+    scores |= _peers(images, train, tested, seed)
     hidden = rare[: round(CONTAMINATION * len(train))]
     left = np.concatenate([normal, rare[len(hidden) :]])
-    dirty = fit_distance(images.x[np.concatenate([train, hidden])], images.read).column(images.x[left])
+    dirty = fit_distances(images.x[np.concatenate([train, hidden])], images.columns, seed=seed).column(images.x[left])
     other = {"few, 2 % rare": figures(dirty[:cut], dirty[cut:])}
-    return {"methods": {name: figures(each[:cut], each[cut:]) for name, each in scores.items()} | other}
+    found = {name: figures(each[:cut], each[cut:]) for name, each in scores.items()} | other
+    return {"alignment": round(alignment(images.x[train], images.columns[1]), 3), "methods": found}
 
 
 def _recipes(
-    images: Images, distance: Distance, train: Floats, seen: Floats, tested: Floats, seed: int
+    images: Images, distances: Distances, train: Floats, seen: Floats, tested: Floats, seed: int
 ) -> dict[str, Floats]:
     """Return the log odds that the recipes few and quick give to tested images."""
-    x, rows = images.x, np.concatenate([train, seen])
-    column = np.concatenate([distance.left_out, distance.column(x[seen])])
+    x, rows = images.whole, np.concatenate([train, seen])
+    column = np.concatenate([distances.left_out, distances.column(images.x[seen])])
     labels = np.repeat([0, 1], [len(train), len(seen)])
     settings = {"importance": images.importance, "parts": images.parts, "seed": seed}
     quick = fit_averaged(x[rows], labels, 2, **settings)
     with patch("lopsided.training.distance.fit_averaged", return_value=quick):  # It would fit the same once more.
         few = fit_mixed(x[rows], column, labels, 0, 2, **settings)
-    return {"few": log_odds(few, x[tested], distance), "quick": log_odds(quick, x[tested])}
+    far = distances.column(images.x[tested]) * np.diff(few.pull)
+    return {"few": log_odds(few, x[tested]) + far, "quick": log_odds(quick, x[tested])}
 
 
-def log_odds(fitted: Mixed | Regression, x: Floats, distance: Distance | None = None) -> Floats:
-    """Return the log odds of the rare class. ``distance`` is that of the column, if there is one."""
-    odds = x @ np.diff(fitted.weight, axis=0)[0] + np.diff(fitted.bias)
-    return odds if distance is None else odds + distance.column(x) * np.diff(fitted.pull)
+def log_odds(fitted: Mixed | Regression, x: Floats) -> Floats:
+    """Return the log odds of the rare class, without a distance."""
+    return x @ np.diff(fitted.weight, axis=0)[0] + np.diff(fitted.bias)
 
 
 def compute_choice(images: Images, num_rare: int, seed: int) -> dict[str, Any]:
@@ -217,11 +234,11 @@ def compute_choice(images: Images, num_rare: int, seed: int) -> dict[str, Any]:
     """
     train, seen, normal, rare = images.split(seed, num_rare)
     tested, cut = np.concatenate([normal, rare]), len(normal)
-    distance = images.distance(seed)
-    far = distance.column(images.x[tested])
-    column = np.append(distance.left_out, distance.column(images.x[seen]))
+    distances = images.distances(seed)
+    far = distances.column(images.x[tested])
+    column = np.append(distances.left_out, distances.column(images.x[seen]))
     relied = reliance(column, images.rare[np.append(train, seen)] == 0, num_rare)
-    scores = _recipes(images, distance, train, seen, tested, seed)
+    scores = _recipes(images, distances, train, seen, tested, seed)
     few, quick = scores["few"], scores["quick"]
     joined = few if num_rare == 1 else (few - (1 - relied) * quick) / max(relied, 0.01)  # What the mean is made of.
     ways = {
@@ -267,7 +284,7 @@ def compute_patches(images: Images, seed: int) -> dict[str, Any]:
     train, _, normal, rare = images.split(seed, 0)
     held, tested, cut = train[::10], np.concatenate([normal, rare]), len(normal)
     known, rows = np.setdiff1d(train, held, assume_unique=True), np.concatenate([held, tested])
-    images_far = fit_distance(images.x[train], images.read).column(images.x[tested])
+    images_far = fit_distance(images.x[train], images.columns[0]).column(images.x[tested])
     found = {"distance": figures(images_far[:cut], images_far[cut:])}
     for kind, far in (
         ("bank", _from_bank(images.maps, known, rows, seed)),

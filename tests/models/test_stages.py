@@ -138,7 +138,10 @@ def test_a_model_with_stages_is_found_in_the_cache_without_its_layers(
 
 
 def test_an_encoder_without_named_stages_is_one_sentence() -> None:
-    with pytest.raises(InputError, match=r"^timm does not name the stages of Identity\. Leave out \+stages\.$"):
+    with pytest.raises(
+        InputError,
+        match=r"^timm does not name the stages of Identity\. Leave out \+stages, \+regions and \+positions\.$",
+    ):
         stages_of(nn.Identity())
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from scipy.spatial.distance import mahalanobis
 
-from lopsided.models.heads import DistanceHead
+from lopsided.models.heads import DistanceHead, DistanceShape
 from lopsided.training.averaged import fit_averaged
 from lopsided.training.distance import (
     EXPECTED,
@@ -15,17 +16,20 @@ from lopsided.training.distance import (
     LEAST_FACTOR,
     PULL,
     SHRINKAGE,
+    Distance,
     Mixed,
     _calibrated,
+    alignment,
     expected_strength,
     fit_distance,
+    fit_distances,
     fit_mixed,
     reliance,
 )
 from lopsided.training.methods.distance import _state
 from lopsided.training.regression import USUAL, Regression, fit_regression
 
-ALL = np.ones(8, dtype=np.bool_)
+ALL = np.arange(8)[None]
 
 
 def images(num: int, seed: int = 0, shift: float = 0.0) -> np.ndarray:
@@ -58,12 +62,13 @@ def test_the_distance_of_a_training_image_is_about_that_of_a_model_without_it() 
 
 def test_the_classifier_computes_the_same_column_as_the_fit() -> None:
     x = images(60)
-    columns = np.arange(8) < 5
-    found = fit_distance(x, columns)
-    assert found.column(x)[:3] == pytest.approx(found.column(np.where(columns, x, 1e3))[:3])
+    found = fit_distances(x, [np.arange(5)[None], np.array([[0, 1], [6, 7], [2, 3]])])
+    assert found.parts[0].column(x) == pytest.approx(found.parts[0].column(np.where(np.arange(8) < 5, x, 1e3)))
+    found = replace(found, shares=np.array([0.5, 0.7]))
     mixed = fit_mixed(x, found.left_out, np.zeros(60, dtype=np.int64), 0, 2)
-    head = DistanceHead(8, 2, 8)
-    head.load_state_dict(_state(found, mixed, 8))
+    shapes = [DistanceShape(positions=1, columns=5, axes=8), DistanceShape(positions=3, columns=2, axes=2)]
+    head = DistanceHead(8, 2, shapes)
+    head.load_state_dict(_state(found, mixed, shapes))
     with torch.no_grad():
         np.testing.assert_allclose(head.column(torch.from_numpy(x))[:, 0].numpy(), found.column(x), atol=1e-3)
 
@@ -87,7 +92,7 @@ def test_one_image_or_equal_images_give_finite_numbers(x: np.ndarray) -> None:
 
 @pytest.mark.parametrize("num", [60, 400])
 def test_training_images_are_as_far_as_new_ones_also_if_they_are_fewer_than_the_columns(num: int) -> None:
-    rng, columns = np.random.default_rng(0), np.ones(200, dtype=np.bool_)
+    rng, columns = np.random.default_rng(0), np.arange(200)[None]
     x = np.maximum(rng.standard_normal((num + 500, 200)) - 1, 0)  # Mostly 0, like activations.
     found = fit_distance(x[:num], columns)
     new = found.column(x[num:])
@@ -193,3 +198,70 @@ def test_each_rare_image_moves_the_model_from_the_distance_to_what_images_say() 
         pulls.append(mixed.pull[1] - mixed.pull[0])
     assert pulls[0] == PULL
     assert pulls[0] >= pulls[1] > pulls[2]
+
+
+PLACES = np.arange(4 * 6).reshape(4, 6)
+
+
+def placed(num: int, aligned: float, seed: int = 0) -> np.ndarray:
+    """Return images with six numbers at each of four positions, whose means differ as far as they are aligned."""
+    usual = 3 * np.random.default_rng(8).standard_normal((4, 6))
+    here = np.random.default_rng(seed)
+    noise = here.standard_normal((num, 4, 6))
+    order = np.argsort(here.random((num, 4)), axis=1)  # Where each thing is, if the images are not aligned.
+    return (aligned * usual + (1 - aligned) * usual[order] + noise).reshape(num, 24).astype(np.float32)
+
+
+def test_alignment_is_the_share_of_the_variance_that_positions_explain_also_with_few_images() -> None:
+    for num in (5, 300):
+        found = np.mean([alignment(placed(num, 1.0, seed), PLACES) for seed in range(20)])
+        usual = 3 * np.random.default_rng(8).standard_normal((4, 6))
+        variance = usual.var(axis=0)
+        assert found == pytest.approx(np.mean(variance / (variance + 1)), abs=0.03)
+        assert np.mean([alignment(placed(num, 0.0, seed), PLACES) for seed in range(20)]) == pytest.approx(0, abs=0.03)
+
+
+def test_a_thing_in_the_wrong_place_is_far_by_positions_and_counts_if_images_are_aligned() -> None:
+    whole = np.array([[0]])
+    for aligned, counts in ((1.0, True), (0.0, False)):
+        found = fit_distances(placed(300, aligned), [whole, PLACES])
+        assert (found.shares[1] > 0) == counts
+        new, swapped = placed(200, aligned, seed=1), placed(200, aligned, seed=2)
+        swapped[:, 6:12], swapped[:, 12:18] = swapped[:, 12:18].copy(), swapped[:, 6:12].copy()
+        rank = np.searchsorted(np.sort(found.parts[1].column(new)), found.parts[1].column(swapped)).mean() / 200
+        assert rank > 0.99 if aligned else abs(rank - 0.5) < 0.1
+        assert abs(found.left_out.std() - 1) < 0.15
+
+
+def test_the_sum_of_distances_is_the_only_distance_if_there_is_one() -> None:
+    x = images(80)
+    alone, found = fit_distance(x, ALL, seed=3), fit_distances(x, [ALL], seed=3)
+    np.testing.assert_array_equal(found.column(x), alone.column(x))
+    np.testing.assert_array_equal(found.left_out, alone.left_out)
+
+
+def test_a_position_where_all_images_are_the_same_does_not_outweigh_the_others() -> None:
+    x = placed(200, 1.0)
+    x[:, :6] = 1e-4 * images(200)[:, :6]  # The same background, but for noise.
+    found, dusty = fit_distance(x, PLACES), x.copy()
+    dusty[:, 0] += 0.02
+    assert np.median(found.column(dusty) - found.column(x)) < 0.5
+
+
+def test_groups_stay_together_when_images_are_left_out() -> None:
+    x = np.repeat(images(40), 5, axis=0)  # Each image five times: a copy in the fit would be no distance away.
+    groups = np.repeat(np.arange(40), 5).astype(str)
+    apart, joint = fit_distance(x, ALL), fit_distance(x, ALL, groups=groups)
+
+    def logs(found: Distance) -> float:
+        return float((found.left_out * found.level[1] + found.level[0]).mean())
+
+    assert logs(joint) > logs(apart) + 0.05
+    assert logs(joint) != logs(fit_distance(x, ALL, groups=groups, seed=1))
+
+
+@pytest.mark.parametrize("x", [np.zeros((1, 24), np.float32), np.ones((30, 24), np.float32), placed(2, 1.0)])
+def test_one_image_or_equal_images_have_finite_distances_by_positions(x: np.ndarray) -> None:
+    found = fit_distances(x, [np.arange(3)[None], PLACES])
+    assert np.isfinite(found.column(placed(9, 1.0))).all()
+    assert np.isfinite(found.left_out).all()

@@ -262,6 +262,10 @@ def encoder_conflicts(recipe: Recipe) -> Iterator[str]:
     if recipe.spec.trains_encoder:
         do = "Only frozen encoders can be joined."
         yield sentence(f'encoder.name must be one encoder with method "{method}"', section.name, do)
+    local = [block.name for block in spec.blocks if block.is_local]
+    if local and not recipe.spec.reads_positions:
+        do = f"Leave out {_JOINT}{local[0]}, or use --recipe few."
+        yield f'encoder.name cannot have {local[0]} with method "{method}", which reads no single positions. {do}'
     if recipe.data.channels == 1:
         do = "Leave out data.channels: grey images are repeated to three channels. Or name one encoder, without +."
         yield sentence(f"data.channels must be unset or 3 with the encoder {section.name}", 1, do)

@@ -181,7 +181,7 @@ class Encoder(Section):
         "resnet18",
         'Any timm model, or "mlp" for plain vectors. A frozen encoder can be several, joined by +. Feature blocks may '
         "follow: pixels (colours in regions of the image), stages (the layers before the last), regions (the first of "
-        "these by regions).",
+        "these by regions), positions (two in the middle by position, for the recipe few).",
     )
     weights: Weights = described(
         "none",

@@ -207,9 +207,8 @@ def _fit_one(x: Floats, least: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     axes, variances = _principal(z)
     total = float(np.square(z).sum()) / num
     others = max(total - float(variances.sum()), 0.0) / max(width - len(axes), 1)
-    even = SHRINKAGE * max(total / width, 1e-12)
-    base = 1 / ((1 - SHRINKAGE) * others + even)
-    gains = 1 / (((1 - SHRINKAGE) * variances + even) * base) - 1
+    base = 1 / ((1 - SHRINKAGE) * others + SHRINKAGE)
+    gains = 1 / (((1 - SHRINKAGE) * variances + SHRINKAGE) * base) - 1
     return centre, np.sqrt(base) / deviation, axes, gains
 
 

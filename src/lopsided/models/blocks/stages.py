@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 DEPTHS = 4
 """How many blocks of a transformer are read, at equal distances; the last block is one of them."""
+_BLOCKS = "+stages, +regions and +positions"
+"""The blocks that read stages."""
 _MAP, _TOKENS = 4, 3
 """Numbers of axes: of a map (n, c, h, w), and of tokens (n, t, c)."""
 
@@ -87,7 +89,7 @@ class Maps:
     def __call__(self, name: str, x: Tensor) -> Tensor:
         """Return the map of the output of the layer ``name``."""
         if not isinstance(x, Tensor) or x.ndim not in (_MAP, _TOKENS):
-            raise InputError(f"The output of the layer {name} is no map of features. Leave out +stages and +regions.")
+            raise InputError(f"The output of the layer {name} is no map of features. Leave out {_BLOCKS}.")
         if x.ndim == _MAP:
             return x.permute(0, 3, 1, 2) if self._channels_last else x
         tokens = x[:, self.prefix :].transpose(1, 2)
@@ -107,7 +109,7 @@ def stages_of(encoder: nn.Module) -> dict[str, int]:
         return stages_by(state)
     listed: Any = getattr(encoder, "feature_info", None)
     if not isinstance(listed, list) or not listed or not all("module" in stage for stage in listed):
-        raise InputError(f"timm does not name the stages of {type(encoder).__name__}. Leave out +stages.")
+        raise InputError(f"timm does not name the stages of {type(encoder).__name__}. Leave out {_BLOCKS}.")
     channels = {str(stage["module"]): int(stage["num_chs"]) for stage in listed}
     if len(channels) <= 2 * DEPTHS:
         return channels

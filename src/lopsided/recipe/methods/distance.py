@@ -21,6 +21,7 @@ class DistanceSpec(FrozenSpec):
     chooses_views = False
     takes_weights = False
     needs_rare = False
+    reads_positions = True
 
     def title(self, recipe: Recipe) -> str:
         """Return the name of a run."""

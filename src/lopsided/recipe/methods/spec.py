@@ -68,6 +68,8 @@ class MethodSpec:
     """Whether ``fit`` uses folds if a class is rare: one fold takes seconds."""
     takes_weights: bool = False
     """Whether training inputs may have weights (``fit(sample_weight=)`` of the estimators)."""
+    reads_positions: bool = False
+    """Whether the classifier reads columns of which each is about one position (``Block.is_local``)."""
     shares_features: bool = False
     """Whether the models of all folds have the same features of an image."""
 
