@@ -24,30 +24,35 @@ from PIL import Image
 
 from lopsided import files
 from lopsided.inference.scorer import Scorer
+from lopsided.models.blocks.positions import NUMBERS
+from lopsided.models.blocks.positions import WIDTH as PLACES
 from lopsided.models.encoders import build_encoder
-from lopsided.models.heads import build_head
+from lopsided.models.heads import DistanceShape, build_head
 from lopsided.models.model import Model, ModelCard
 from lopsided.recipe import named_recipe
-from lopsided.training.distance import MOST_AXES, fit_distance, fit_mixed
+from lopsided.training.distance import MOST_AXES, fit_distances, fit_mixed
 
 RECORD = Path(__file__).parent / "records" / "few.json"
-NORMAL, RARE, WIDTH, READ = 10_000, 20, 3_008, 1_024
+NORMAL, RARE, WIDTH, READ = 10_000, 20, 3_904, 1_024
 IMAGES, TURNS, SIDE = 32, 5, 224
 
 
 def fit_memory() -> dict[str, float]:
     """Return the size of the features, and how much the resident size grows while the classifier is fitted, in MB."""
     generator = np.random.default_rng(0)
-    x = generator.standard_normal((NORMAL + RARE, WIDTH), dtype=np.float32)
+    x = generator.standard_normal((NORMAL + RARE, WIDTH + PLACES), dtype=np.float32)
     x[NORMAL:] += 0.1
-    labels, columns = np.repeat([0, 1], [NORMAL, RARE]), np.arange(WIDTH) < READ
-    fit_distance(x[:50], columns)
+    labels = np.repeat([0, 1], [NORMAL, RARE])
+    columns = [np.arange(READ)[None], np.arange(WIDTH, WIDTH + PLACES).reshape(-1, NUMBERS)]
+    fit_distances(x[:50], columns)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    distance = fit_distance(x[:NORMAL], columns)
+    distances = fit_distances(x[:NORMAL], columns)
     fitted = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    fit_mixed(x, np.concatenate([distance.left_out, distance.column(x[NORMAL:])]), labels, 0, 2)
+    column = np.concatenate([distances.left_out, distances.column(x[NORMAL:])])
+    fit_mixed(x[:, :WIDTH], column, labels, 0, 2)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    model = sum(part.nbytes for part in (distance.axes, distance.gains, distance.centre, distance.scale)) / 2
+    kept = [array for part in distances.parts for array in (part.axes, part.gains, part.centre, part.scale)]
+    model = sum(array.nbytes for array in kept) / 2
     return {"features_mb": x.nbytes / 1e6, "distance_mb": (fitted - before) * 1024 / 1e6,
             "all_mb": (after - before) * 1024 / 1e6, "model_mb": model / 1e6}  # fmt: skip
 
@@ -60,7 +65,11 @@ def scorer(recipe: str) -> Scorer:
         kind="image", encoder=name, encoder_weights="embedded", channels=3, image_size=SIDE, shape=(3, SIDE, SIDE),
         mean=(0.0,) * 3, std=(1.0,) * 3, classes=("a", "b"), features=width, scaling="root", prior=(0.5, 0.5),
     )  # fmt: skip
-    head = build_head(kind, width, 2, axes=MOST_AXES)
+    shapes = [
+        DistanceShape(positions=1, columns=READ, axes=MOST_AXES),
+        DistanceShape(positions=PLACES // NUMBERS, columns=NUMBERS, axes=NUMBERS),
+    ]
+    head = build_head(kind, width, 2, shapes=shapes)
     return Scorer(Model(encoder, head, card.mean, card.std, scaling="root").eval(), card, cached="none", workers=1)
 
 
