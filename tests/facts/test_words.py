@@ -110,6 +110,16 @@ WORDS = [
         "images, so the distance does not count.",
     ),
     (
+        notes.aligned(0.468, True),
+        "The position explains 47% of what varies in the images of the frequent class: they are aligned, so each "
+        "position is also compared by itself.",
+    ),
+    (
+        notes.aligned(0.22, False),
+        "The position explains 22% of what varies in the images of the frequent class: they are not aligned, so "
+        "only wholes are compared.",
+    ),
+    (
         cautions.unmeasured_classes(["fox"]),
         "fox has one image, which cannot be used for training and for testing at once. So recall, precision and AUROC "
         "of it cannot be given, and means over classes leave it out. The model can predict it.",

@@ -528,6 +528,15 @@ def distance(normal: str, rare: int, pull: float, relied: float = 1.0) -> str:
     )
 
 
+@note("model")
+def aligned(share: float, counts: bool) -> str:
+    """Whether single positions are compared: ``share`` is that of the variance that the position explains."""
+    does = (
+        "aligned, so each position is also compared by itself" if counts else "not aligned, so only wholes are compared"
+    )
+    return f"The position explains {share:.0%} of what varies in the images of the frequent class: they are {does}."
+
+
 # The finished model
 
 

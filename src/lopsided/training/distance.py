@@ -83,11 +83,15 @@ class Distance:
 
 @dataclass(frozen=True, eq=False)
 class Distances:
-    """Distances by different columns, and the share of each in their sum. ``left_out`` is the sum for the images."""
+    """Distances by different columns, and the share of each in their sum. ``left_out`` is the sum for the images.
+
+    ``aligned`` is the ``alignment`` of the images by each set of columns.
+    """
 
     parts: tuple[Distance, ...]
     shares: Floats
     left_out: Floats
+    aligned: tuple[float, ...]
 
     def column(self, features: npt.NDArray[np.floating]) -> Floats:
         """Return the sum of the distances of features (n, f), each times its share."""
@@ -108,18 +112,17 @@ def fit_distances(
     deviation of one distance.
     """
     parts = tuple(fit_distance(features, each, groups=groups, seed=seed) for each in columns)
-    counted = np.array([_counted(features, each) for each in columns])
+    aligned = tuple(alignment(features, each) for each in columns)
+    counted = np.array([_counted(share, len(each)) for share, each in zip(aligned, columns, strict=True)])
     usual = np.clip([part.left_out for part in parts], -OUTLYING, OUTLYING)
     together = usual @ usual.T / len(features)
     np.fill_diagonal(together, 1.0)
     shares = counted / np.sqrt(counted @ together @ counted)
-    return Distances(parts, shares, shares @ np.stack([part.left_out for part in parts]))
+    return Distances(parts, shares, shares @ np.stack([part.left_out for part in parts]), aligned)
 
 
-def _counted(features: npt.NDArray[np.floating], columns: Indices) -> float:
-    if len(columns) == 1:
-        return 1.0
-    return float(np.clip((alignment(features, columns) - LOOSE) / (ALIGNED - LOOSE), 0, 1))
+def _counted(aligned: float, positions: int) -> float:
+    return 1.0 if positions == 1 else float(np.clip((aligned - LOOSE) / (ALIGNED - LOOSE), 0, 1))
 
 
 def alignment(features: npt.NDArray[np.floating], columns: Indices) -> float:

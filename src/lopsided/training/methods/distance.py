@@ -71,6 +71,9 @@ class DistanceTrainer(FeatureTrainer):
             parts=[] if layout is None else layout.whole.kinds(self.card.num_beside),
         )
         self._tell(normal, int((labels != normal).sum()), mixed)
+        for part, share, aligned in zip(distances.parts, distances.shares, distances.aligned, strict=True):
+            if len(part.columns) > 1:
+                self.log.fact(notes.aligned(aligned, bool(share > 0)))
         weight = np.zeros((self.num_classes, features.shape[1]))
         weight[:, whole] = mixed.weight
         return _state(distances, replace(mixed, weight=weight), self.card.distances)
