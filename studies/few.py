@@ -5,12 +5,15 @@
     python studies/few.py patchcore --features OUT [--repeats 3]         # the same for PatchCore: minutes per repeat
     python studies/few.py choose --features OUT                          # splits 100 to 103: ways to join the two
     python studies/few.py patches --features OUT                         # positions and distance together: minutes
+    python studies/few.py align --features OUT                           # splits 100 to 103: what positions explain
     python studies/few.py summary                                        # print the tables of the records
-    python studies/few.py auroc | recall | balanced | local              # print a table of docs/few.md
+    python studies/few.py auroc | recall | balanced | local | aligned    # print a table of docs/few.md
 
 DATA is ``cells``, with the folder ``elpv_dataset/data`` of the PyPI package elpv-dataset 1.0.0.post1 as FOLDER: label 0
 against label 1, both types, or ``isic`` with the folder ISIC2018 of the official layout: melanoma against
-dermatofibroma. ``cells`` gives three sets: all, mono and poly.
+dermatofibroma. ``cells`` gives three sets: all, mono and poly. ``align`` also takes ``--sets eggs shirts``: the folder
+``eggs`` that ``lopsided demo`` writes, and the IDX files of Fashion-MNIST, 200 T-shirts of its training images against
+60 shirts.
 
 In each repeat, two thirds of the frequent images are for training, with the first k of the shuffled rare images; all
 others are for testing. Every method gets the same features, those of the recipes few and quick. AUROC, the recall at
@@ -42,6 +45,7 @@ formula, which differs little with 700 frequent images or more. Their expected v
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +63,6 @@ from lopsided.training.distance import (
     SHRINKAGE,
     Distances,
     Mixed,
-    alignment,
     fit_distance,
     fit_distances,
     fit_mixed,
@@ -70,10 +73,11 @@ from lopsided.training.regression import Regression
 from shared import Floats, Line
 
 RECORD, CHOICE = shared.RECORDS / "few.jsonl", shared.RECORDS / "few_choice.jsonl"
-PATCHES = shared.RECORDS / "few_patches.jsonl"
+PATCHES, ALIGNED = shared.RECORDS / "few_patches.jsonl", shared.RECORDS / "few_aligned.jsonl"
 RARE, ALARMS, CONTAMINATION = (0, 1, 2, 3, 5, 10, 20, 50), 0.05, 0.02
 FIGURES = ("auroc", "recall", "balanced")
 SETS = {"cells": ("cells", ""), "mono": ("cells", "mono"), "poly": ("cells", "poly"), "isic": ("isic", "")}
+CHECKED = {**SETS, "shirts": ("shirts", ""), "eggs": ("eggs", "")}
 CHOSEN_ON = range(100, 104)
 SIDE = 224
 BANK, POSITIONS = 2_000, 40_000
@@ -81,8 +85,18 @@ MAPS = ("blocks.2", "blocks.4")
 SUMMARIES = {"farthest": 0.0, "farthest 1 %": 0.01, "farthest 5 %": 0.05}
 
 
-def listed(data: str, folder: Path) -> tuple[list[Path], list[int], list[str]]:
-    """Return the images of a data set, whether each is rare, and its type."""
+def listed(data: str, folder: Path) -> tuple[list[Path] | Floats, list[int], list[str]]:
+    """Return the images of a data set, as paths or as grey pixels, whether each is rare, and its type."""
+    if data == "eggs":
+        paths = sorted(folder.glob("*/*.jpg"))
+        return paths, [int(path.parent.name == "cracked") for path in paths], [""] * len(paths)
+    if data == "shirts":
+        pixels, labels = (
+            np.frombuffer(gzip.decompress((folder / f"train-{name}-ubyte.gz").read_bytes()), np.uint8, offset=start)
+            for name, start in (("images-idx3", 16), ("labels-idx1", 8))
+        )
+        rows = np.concatenate([np.flatnonzero(labels == label)[:number] for label, number in ((0, 200), (6, 60))])
+        return pixels.reshape(-1, 28, 28)[rows], np.repeat([0, 1], [200, 60]).tolist(), [""] * 260
     if data == "cells":
         rows = [line.split() for line in (folder / "labels.csv").read_text().splitlines()]
         rows = [row for row in rows if float(row[1]) in (0.0, 1.0)]
@@ -121,7 +135,10 @@ def compute_features(data: str, folder: Path, out: Path, *, maps: bool) -> None:
     engine = Engine(model, (3, SIDE, SIDE))
     with torch.inference_mode():
         for start in range(0, len(paths), 32):
-            pixels = [decode_image(path, SIDE, 3) for path in paths[start : start + 32]]
+            pixels = [
+                decode_image(image, SIDE, 3) if isinstance(image, Path) else enlarged(image)
+                for image in paths[start : start + 32]
+            ]
             x = torch.from_numpy(np.stack(pixels))
             rows.append(layout.scaled(torch.from_numpy(engine.encode(x)), "root").numpy())
             if maps:
@@ -140,11 +157,19 @@ def compute_features(data: str, folder: Path, out: Path, *, maps: bool) -> None:
         np.savez(out / f"{data}-maps.npz", maps=np.concatenate(positions))
 
 
+def enlarged(grey: Floats) -> Floats:
+    """Return grey pixels (h, w) as an image of the recipe's size with three channels."""
+    from PIL import Image
+
+    image = Image.fromarray(grey).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    return np.repeat(np.asarray(image)[None], 3, axis=0)
+
+
 class Images:
     """The features of one set of images."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        data, kind = SETS[name]
+        data, kind = CHECKED[name]
         content = np.load(folder / f"{data}.npz")
         rows = np.flatnonzero((content["kind"] == kind) | (not kind))
         self.x, self.rare = content["x"][rows], content["rare"][rows].astype(np.int64)
@@ -204,7 +229,7 @@ def compute(images: Images, num_rare: int, seed: int) -> dict[str, Any]:
     dirty = fit_distances(images.x[np.concatenate([train, hidden])], images.columns, seed=seed).column(images.x[left])
     other = {"few, 2 % rare": figures(dirty[:cut], dirty[cut:])}
     found = {name: figures(each[:cut], each[cut:]) for name, each in scores.items()} | other
-    return {"alignment": round(alignment(images.x[train], images.columns[1]), 3), "methods": found}
+    return {"alignment": round(distances.aligned[1], 3), "methods": found}
 
 
 def _recipes(
@@ -297,6 +322,17 @@ def compute_patches(images: Images, seed: int) -> dict[str, Any]:
             for how, scores in (("alone", own), ("mean", own + images_far), ("larger", np.maximum(own, images_far))):
                 found[f"{kind}, {summary}, {how}"] = figures(scores[:cut], scores[cut:])
     return {"methods": found}
+
+
+def compute_aligned(images: Images, seed: int) -> dict[str, Any]:
+    """Return what positions explain of the frequent images for training, and the figures of both distances alone."""
+    train, _, normal, rare = images.split(seed, 0)
+    tested, cut = np.concatenate([normal, rare]), len(normal)
+    distances = fit_distances(images.x[train], images.columns, seed=seed)
+    whole, local = (part.column(images.x[tested]) for part in distances.parts)
+    scores = {"distance": whole, "positions": local, "sum": whole + local}
+    found = {name: figures(each[:cut], each[cut:]) for name, each in scores.items()}
+    return {"alignment": round(distances.aligned[1], 3), "methods": found}
 
 
 def _from_bank(maps: Floats, train: Floats, tested: Floats, seed: int) -> Floats:
@@ -399,6 +435,18 @@ def patches_table(lines: list[Line]) -> str:
     return shared.table(" | ".join(["AUROC / recall", *titles.values()]), rows)
 
 
+def aligned_table(lines: list[Line]) -> str:
+    """Return the table of the docs: what positions explain, and the AUROC of both distances and of their sum."""
+    titles = {"isic": "skin lesions, one disease", "eggs": "eggs of the demo", "cells": "solar cells, both types",
+              "poly": "polycrystalline cells", "shirts": "T-shirts", "mono": "monocrystalline cells"}  # fmt: skip
+    rows = []
+    for name, title in titles.items():
+        own = [line for line in lines if line["data"] == name]
+        areas = [_mean([line["methods"][each]["auroc"] for line in own]) for each in ("distance", "positions", "sum")]
+        rows.append([title, f"{np.mean([line['alignment'] for line in own]):.0%}".replace("%", " %"), *areas])
+    return shared.table("frequent class | position explains | distance | by position | sum", rows)
+
+
 def _mean(values: list[float]) -> str:
     return f"{np.mean(values):.1f}" if values else ""
 
@@ -406,21 +454,25 @@ def _mean(values: list[float]) -> str:
 def main() -> None:
     """Compute features or what the record lacks, or print the tables."""
     parser = shared.parser(__doc__)
-    computed = ["features", "run", "patchcore", "patches", "choose"]
-    printed = ["summary", *FIGURES, "local"]
+    computed = ["features", "run", "patchcore", "patches", "choose", "align"]
+    printed = ["summary", *FIGURES, "local", "aligned"]
     parser.add_argument("what", choices=computed + printed)
-    parser.add_argument("data", nargs="?", choices=["cells", "isic"])
+    parser.add_argument("data", nargs="?", choices=["cells", "isic", "eggs", "shirts"])
     parser.add_argument("--images", type=Path, help="the folder of the images")
     parser.add_argument("--features", type=Path, default=Path(), help="the folder of the features")
     parser.add_argument("--maps", action="store_true", help="also write the maps for PatchCore")
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--sets", nargs="+", choices=list(CHECKED), default=list(SETS))
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if given.what == "features":
         compute_features(given.data, given.images, given.features, maps=given.maps)
-    for name in given.sets if given.what in ("run", "patchcore", "patches", "choose") else ():
+    for name in given.sets if given.what in computed[1:] else ():
         images = Images(name, given.features)
+        if given.what == "align":
+            asked = ({"data": name, "repeat": seed} for seed in CHOSEN_ON)
+            shared.compute_missing(ALIGNED, asked, lambda cell, of=images: compute_aligned(of, cell["repeat"]))
+            continue
         if given.what == "choose":
             choices = ({"data": name, "rare": num, "repeat": seed} for seed in CHOSEN_ON for num in RARE[1:])
             shared.compute_missing(CHOICE, choices, lambda c, of=images: compute_choice(of, c["rare"], c["repeat"]))
@@ -439,6 +491,9 @@ def main() -> None:
     lines = shared.read(RECORD)
     if given.what in FIGURES:
         print(page_table(lines, given.what))
+        return
+    if given.what == "aligned":
+        print(aligned_table(shared.read(ALIGNED)))
         return
     if given.what == "local":
         print(patches_table(shared.read(PATCHES)))

@@ -78,6 +78,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "few-balanced": partial(printed, "few.py", "balanced"),
         "story": partial(printed, "story.py", "table"),
         "few-local": partial(printed, "few.py", "local"),
+        "few-aligned": partial(printed, "few.py", "aligned"),
     },
     "trust.md": {"false-alarms": partial(printed, "false_alarms.py", "summary")},
     "views.md": {"views": partial(printed, "views.py", "summary")},
