@@ -176,7 +176,8 @@ class DistanceHead(ClassifierHead):
 
         What counts is how much farther it is than the farthest position of the usual image.
         """
-        pull = (self.pull * len(self.pull) / (len(self.pull) - 1))[labels, None]  # Minus the mean of other classes.
+        others = (self.pull.sum() - self.pull) / (len(self.pull) - 1)
+        pull = (self.pull - others)[labels, None]
         for distance, share in zip(self.parts, self.shares, strict=True):
             if len(distance.columns) > 1:
                 yield share * pull * distance.at_positions(x).clamp(min=0)

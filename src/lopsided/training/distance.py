@@ -8,6 +8,9 @@ The distance of a training image is that from the others: it is measured by a fi
 shaped the covariance lies closer to the rest than a new one, much closer if there are fewer images than columns. The
 logarithm of the distance is the column: close to normal among images of the class, and not dominated by a few that are
 far away.
+
+A distance may have several positions, each with columns, centre and covariance of its own; the farthest one counts
+(PaDiM, Defard et al., 2021). It is added to the distance of the whole image if the images are aligned.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,12 +59,12 @@ class Layout:
         """The number of all columns."""
         return sum(group.width for group in self.groups)
 
-    @property
+    @cached_property
     def local(self) -> npt.NDArray[np.int64]:
         """The places of the columns that are about one position each."""
         return self.columns(*{group.block.name for group in self.groups if group.block.is_local})
 
-    @property
+    @cached_property
     def whole(self) -> Layout:
         """The layout of the columns that are about the whole image."""
         return Layout(tuple(group for group in self.groups if not group.block.is_local))
