@@ -89,10 +89,7 @@ def test_a_table_without_a_source_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     [
         ("<!-- lost -->\n<!-- end lost -->\n", r"docs/few\.md: nothing computes the table lost"),
         ("<!-- few -->\n| a |\n<!-- end few -->\n" * 2, r"docs/few\.md has the table few twice"),
-        (
-            "Words.\n",
-            r"docs/few\.md has no place for the table few, few-recall, few-balanced, story, few-local, few-aligned",
-        ),
+        ("Words.\n", r"docs/few\.md has no place for the table few, few-recall, few-balanced, story, few-local, "),
     ],
 )
 def test_a_table_that_was_emptied_or_removed_is_noticed(
