@@ -403,9 +403,9 @@ PATCH_METHODS = {
     "Gaussians, farthest, alone": "a Gaussian per position",
     "Gaussians, farthest, mean": "a Gaussian per position and distance, mean",
 }
-METHODS = {"few": "`few`", "quick": "`quick`", "distance": "distance of the whole image", "positions": "distance by position",
-        "one-class SVM": "one-class SVM", "isolation forest": "isolation forest",
-        "PatchCore": "bank of patches, three splits"}  # fmt: skip
+METHODS = {"few": "`few`", "quick": "`quick`", "distance": "distance of the whole image",
+        "positions": "distance by position", "one-class SVM": "one-class SVM",
+        "isolation forest": "isolation forest", "PatchCore": "bank of patches, three splits"}  # fmt: skip
 
 
 def page_table(lines: list[Line], figure: str) -> str:
