@@ -45,24 +45,23 @@ class Far(Familiarity):
 
     def __init__(self, level: float) -> None:
         self.place, self.asked, self.level = "mark", level, level
-        self.typicality = array("d")
+        self.typicality, self._number = array("d"), 0
 
     def take(self, typicality: float, path: str) -> bool:
         """Remember an image. Return whether it is unfamiliar."""
         self.typicality.append(typicality)
-        return typicality <= self.level * (1 + 1e-12)
+        is_unfamiliar = typicality <= self.level * (1 + 1e-12)
+        self._number += is_unfamiliar
+        return is_unfamiliar
 
     def to_dict(self, groups: Any = None) -> dict[str, Any]:
         """Return what there is to say about the images so far, for JSON."""
-        return {"unfamiliar": {"number": self._number(), "level": self.level}} if self.typicality else {}
+        return {"unfamiliar": {"number": self._number, "level": self.level}} if self.typicality else {}
 
     def facts(self, groups: Any = None) -> Iterator[Fact]:
         """Yield what there is to say about the images so far."""
         if self.typicality:
-            yield notes.unfamiliar_images(self._number(), len(self.typicality), self.level)
-
-    def _number(self) -> int:
-        return sum(value <= self.level * (1 + 1e-12) for value in self.typicality)
+            yield notes.unfamiliar_images(self._number, len(self.typicality), self.level)
 
 
 class Client:

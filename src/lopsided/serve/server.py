@@ -26,7 +26,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-class _Gathering(asyncio.Transport):
+class _Gathering:
     """A transport that sends what is written in one turn of the loop at once.
 
     uvicorn writes the head and the body of an answer apart. Each would be a packet, wake up the client, and let another
@@ -34,7 +34,6 @@ class _Gathering(asyncio.Transport):
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__()
         self._transport, self._loop = transport, loop
         self._parts: list[bytes | bytearray | memoryview] = []
 
@@ -54,21 +53,9 @@ class _Gathering(asyncio.Transport):
         self._flush()
         self._transport.close()
 
-    def is_closing(self) -> bool:
-        """Return whether the transport is closing or closed."""
-        return self._transport.is_closing()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return a fact of the connection."""
-        return self._transport.get_extra_info(name, default)
-
-    def pause_reading(self) -> None:
-        """Read no more for now."""
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Read again."""
-        self._transport.resume_reading()
+    def __getattr__(self, name: str) -> Any:
+        """Return anything else of the transport."""
+        return getattr(self._transport, name)
 
 
 class Connection(H11Protocol):
@@ -82,7 +69,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
-        super().connection_made(_Gathering(transport, self.loop))
+        super().connection_made(_Gathering(transport, self.loop))  # type: ignore[arg-type]
         self._wait()
 
     def on_response_complete(self) -> None:
