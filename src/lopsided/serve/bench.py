@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -138,13 +138,13 @@ class Bench:
         if judged.reason:
             return answer
         if options.picture:
-            small = await self._thread(picture, image, *_PICTURE)
+            small = await self.call(picture, image, *_PICTURE)
             answer["picture"] = "" if small is None else data_address(small.content)
         if options.map and (pixels := judged.pixels) is not None:
             label = int(use.decision.decide(use.probabilities(judged.probabilities)))
-            answer["map"] = await _waited(self.worker.do(lambda: served.map_of(pixels, label, image.cells)))
+            answer["map"] = await asyncio.wrap_future(self.worker.do(lambda: served.map_of(pixels, label, image.cells)))
         if options.nearest:
-            answer["nearest"] = await self._thread(served.nearest, judged, options.nearest)
+            answer["nearest"] = await self.call(served.nearest, judged, options.nearest)
         return answer
 
     def _read(self, served: Served, image: Sent, future: asyncio.Future[Judged]) -> None:
@@ -169,25 +169,25 @@ class Bench:
         use = await self.use(served, asked.decide, asked.prevalence)
         p = use.probabilities(np.array(asked.probabilities).reshape(-1, len(served.classes)))
         answers = [served.decided(row, use) for row in p]
-        decision, counts = use.decision.model_dump(mode="json"), await self._thread(served.counts, use)
+        decision, counts = use.decision.model_dump(mode="json"), await self.call(served.counts, use)
         return {"decide": use.decision.rule, "decision": decision, "images": answers, "counts": counts}
 
     async def call(self, function: Callable[..., V], *arguments: Any) -> V:
         """Call a function that may wait for the disk, in another thread than that of the requests."""
-        return await self._thread(function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, function, *arguments)
 
     async def use(self, served: Served, decide: str | None, prevalence: str | None) -> Use:
         """Return the decision of a rule that a request names."""
         if not decide and not prevalence:
             return served.usual
         try:
-            return await self._thread(served.use_of, decide or None, prevalence or None)
+            return await self.call(served.use_of, decide or None, prevalence or None)
         except InputError as error:
             raise RefusedError(422, "invalid", str(error)) from None
 
     async def picture(self, name: str) -> Picture | None:
         """Return the picture of an image that may be shown, by its id."""
-        return await self._thread(self.gallery.picture, name)
+        return await self.call(self.gallery.picture, name)
 
     def metrics(self) -> str:
         """Return the text for Prometheus."""
@@ -203,9 +203,6 @@ class Bench:
             {"run": self.served.folder.name, "sha256": self.served.card.sha256, "encoder": self.served.card.encoder},
         )
 
-    async def _thread(self, function: Callable[..., V], *arguments: Any) -> V:
-        return await asyncio.get_running_loop().run_in_executor(self._readers, function, *arguments)
-
     def _count(self, answer: dict[str, Any]) -> None:
         if "unreadable" in answer:
             self.counters.unreadable.add()
@@ -218,7 +215,3 @@ class Bench:
 def work_folder(run: Path) -> Path:
     """Return the folder of the marks and the further runs of a run, beside it."""
     return run.absolute().parent / f"{run.absolute().name}-work"
-
-
-async def _waited(future: Future[V]) -> V:
-    return await asyncio.wrap_future(future)
