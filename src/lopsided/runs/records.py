@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationError, WrapValidator
 
@@ -121,8 +121,37 @@ class Fold:
         return (self.fold - 1) // self.folds
 
 
+class Line:
+    """What is written as one line of JSON."""
+
+    def to_json(self) -> str:
+        """Write one line, without its break."""
+        return json.dumps({"format": FORMAT, **_plain(self)}, separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Self:
+        """Read what ``to_json`` wrote."""
+        must = f"a line must be a {cls.__name__.lower()} of a sweep"
+        try:
+            if cls is Failure:  # An error message may hold any bytes. They must not stop a sweep.
+                text = line.decode(errors="replace") if isinstance(line, bytes) else line
+                line = json.dumps(_plain_text(json.loads(text)))
+            values = json.loads(line)
+            written = values["format"]
+            if written == FORMAT:
+                found: Self = _READERS[cls].validate_json(line, strict=True)
+                return found
+        except ValidationError as error:
+            raise RunError(sentence(must, _place(error))) from None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            got = line.decode(errors="replace") if isinstance(line, bytes) else line
+            raise RunError(sentence(must, shown(got))) from None
+        do = "Read it with the version of lopsided that wrote it."
+        raise RunError(sentence(f"a line must be of format {FORMAT}", shown(written), do))
+
+
 @dataclass(frozen=True)
-class Record:
+class Record(Line):
     """One finished run; its figures have five digits.
 
     ``source`` is the name of the source, never a path: isic2018 for any folder with its layout. ``scenario`` has no
@@ -213,18 +242,9 @@ class Record:
         """The treatment of the run."""
         return self.method, self.loss, self.classifier_loss, self.family
 
-    def to_json(self) -> str:
-        """Write one line, without its break."""
-        return _write(self)
-
-    @classmethod
-    def from_json(cls, line: str | bytes) -> Record:
-        """Read what ``to_json`` wrote."""
-        return _read(cls, line)
-
 
 @dataclass(frozen=True)
-class Failure:
+class Failure(Line):
     """One failed attempt at a cell, with the error message."""
 
     cell: str
@@ -247,46 +267,13 @@ class Failure:
         """The cell in words."""
         return coordinates(self.scenario, self.compared_as or self.loss.label, self.seed, self.fold)
 
-    def to_json(self) -> str:
-        """Write one line, without its break."""
-        return _write(self)
-
-    @classmethod
-    def from_json(cls, line: str | bytes) -> Failure:
-        """Read what ``to_json`` wrote."""
-        return _read(cls, line)
-
 
 _READERS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Record, Failure)}
-
-
-def _read(kind: type[_Line], line: str | bytes) -> _Line:
-    must = f"a line must be a {kind.__name__.lower()} of a sweep"
-    try:
-        if kind is Failure:  # An error message may hold any bytes. They must not stop a sweep.
-            text = line.decode(errors="replace") if isinstance(line, bytes) else line
-            line = json.dumps(_plain_text(json.loads(text)))
-        values = json.loads(line)
-        written = values["format"]
-        if written == FORMAT:
-            found: _Line = _READERS[kind].validate_json(line, strict=True)
-            return found
-    except ValidationError as error:
-        raise RunError(sentence(must, _place(error))) from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        got = line.decode(errors="replace") if isinstance(line, bytes) else line
-        raise RunError(sentence(must, shown(got))) from None
-    do = "Read it with the version of lopsided that wrote it."
-    raise RunError(sentence(f"a line must be of format {FORMAT}", shown(written), do))
 
 
 def _place(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
     return f"{shown(first['input'])} at {'.'.join(map(str, first['loc'])) or 'the line'}"
-
-
-def _write(line: Record | Failure) -> str:
-    return json.dumps({"format": FORMAT, **_plain(line)}, separators=(",", ":"), allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
