@@ -241,7 +241,9 @@ def _end(error: BaseException, arguments: list[str] | None = None) -> int:
     elif isinstance(error, KeyboardInterrupt | typer.Abort):
         text, code = "interrupted.", stopped
     elif _is_usage(error):
-        text = _other_text(error, arguments or []) or f"{_usage_text(error)} {_usage_help(error)}"
+        told = " ".join(str(error.format_message()).split())  # type: ignore[attr-defined]
+        told += "" if told.endswith((".", "?")) else "."
+        text = _other_text(error, arguments or []) or f"{told} {_usage_help(error)}"
     elif is_out_of_memory(error):
         text = _memory_text(error)
     elif isinstance(error, OSError) and (told := _system_text(error)):
@@ -298,11 +300,6 @@ def _cut(text: str) -> str:
 def _is_usage(error: BaseException) -> bool:
     # The class comes from click or, since typer 0.26, from typer's own copy of click. Both have these attributes.
     return hasattr(error, "format_message") and getattr(error, "exit_code", None) == 2
-
-
-def _usage_text(error: Any) -> str:
-    text = " ".join(str(error.format_message()).split())
-    return text if text.endswith((".", "?")) else f"{text}."
 
 
 def _unknown_option(error: Any, arguments: list[str]) -> str | None:

@@ -263,6 +263,7 @@ def compare(
         for split in SPLITS
         for figure in FIGURES
     ]
+    votes = [100 * record.test.majority_vote for record in records if record.scenario in scenarios]
     return Comparison(
         table=table,
         source=source,
@@ -272,9 +273,7 @@ def compare(
         settings=tuple(settings),
         entries={key: _entry(values, table if is_of_paper else None, key) for key in keys if values.get(key)},
         verdicts=judge(table, values) if is_of_paper else (),
-        majority=_majority([record for record in records if record.scenario in scenarios])
-        if len(scenarios) == 1
-        else None,
+        majority=math.fsum(votes) / len(votes) if votes and len(scenarios) == 1 else None,
     )
 
 
@@ -312,8 +311,3 @@ def _values(records: Iterable[Record]) -> dict[Key, dict[int, float]]:
                 if value is not None:
                     found.setdefault((record.scenario, setting, split, figure), {})[record.seed] = value
     return found
-
-
-def _majority(records: Sequence[Record]) -> float | None:
-    votes = [100 * record.test.majority_vote for record in records]
-    return math.fsum(votes) / len(votes) if votes else None

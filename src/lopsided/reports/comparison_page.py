@@ -292,14 +292,14 @@ def _run_groups(comparison: Comparison, records: Sequence[Record], sweep: SweepD
     for scenario in comparison.scenarios:
         for treatment, name in names.items():
             own = [record for record in records if (record.scenario, record.treatment) == (scenario, treatment)]
+            own.sort(key=lambda run: (run.seed, run.fold.fold if run.fold else 0))
             if own:
                 yield {
                     "anchor": "",
                     "scenario": _scenario(scenario),
                     "what": clean(name),
-                    "runs": [sweep.run_row(run) for run in sorted(own, key=_place)],
+                    "runs": [
+                        sweep.run_row(run)
+                        for run in sorted(own, key=lambda run: (run.seed, run.fold.fold if run.fold else 0))
+                    ],
                 }
-
-
-def _place(run: Record) -> tuple[int, int]:
-    return run.seed, 0 if run.fold is None else run.fold.fold

@@ -63,7 +63,8 @@ def doubt_section(facts: Facts, judged: Judged, val: Judged | None, prevalence: 
         crossed = members(p, fitted.thresholds) if fitted_on is not held else cross_sets(held, level)
         found = measure_sets(crossed, judged.y_true, facts.classes, groups)
         sizes = np.array(found["sizes"]) / len(judged)
-        cells = [_covered(row["coverage"]) for row in found["per_class"][:SHOWN_CLASSES]]
+        covered = (row["coverage"] for row in found["per_class"][:SHOWN_CLASSES])
+        cells = [NONE if each["value"] is None else _interval(each) for each in covered]
         shares = [percent(sizes[1]), percent(sizes[2:].sum()), percent(sizes[0])]
         sets.append({"level": f"{level:g}", "cells": cells, "sizes": shares})
         notes += [clean(note) for note in fitted.words(facts.classes, fitted_on.kind)[1:]]
@@ -136,10 +137,6 @@ def _cells(points: list[dict[str, Any]]) -> list[dict[str, str]]:
         }
         for point in chosen
     ]
-
-
-def _covered(figure: Mapping[str, float | None]) -> str:
-    return NONE if figure["value"] is None else _interval(figure)
 
 
 def _interval(figure: Mapping[str, float | None]) -> str:

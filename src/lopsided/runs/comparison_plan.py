@@ -66,10 +66,11 @@ class Candidate:
             return base.override(**self.changes)
         kept = OWN_IN_FOLDS if base.data.folds is not None else frozenset()
         shared = {path: value for path, _, value in leaves(base) if is_shared(path) and path not in kept}
-        own = {path: value for path, _, value in leaves(self.recipe) if path in OWN_DATA and value is None}
+        own = {path for path, _, value in leaves(self.recipe) if path in OWN_DATA and value is None}
         if self.recipe.augment.normalisation == "weights":  # Size and channels then belong to the encoder's weights.
-            own = {}
-        return self.recipe.override(**shared, **{path: _get(base, path) for path in own}).override(**self.changes)
+            own = set()
+        lacking = {path: value for path, _, value in leaves(base) if path in own}
+        return self.recipe.override(**shared, **lacking).override(**self.changes)
 
 
 def is_shared(path: str) -> bool:
@@ -186,10 +187,6 @@ def with_scenario(recipe: Recipe, scenario: str | None) -> Recipe:
     if total is not None and parse_scenario(scenario).total is None:
         scenario = f"{scenario},total={total}"
     return recipe.override(**{"data.scenario": scenario})
-
-
-def _get(recipe: Recipe, path: str) -> Any:
-    return next(value for name, _, value in leaves(recipe) if name == path)
 
 
 KIND = "compare"

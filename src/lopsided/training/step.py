@@ -183,7 +183,9 @@ class Step:
         else:
             with torch.no_grad(), self.statistics.kept():
                 outputs = torch.cat([forward(chunk) for chunk in range(len(batch.chunks))])
-        parts, grad = self._loss(_wide(outputs), whole, batch, epoch, mix, push=not again)
+        # Losses are computed in float32 or wider.
+        wide = outputs.detach().to(torch.promote_types(outputs.dtype, torch.float32))
+        parts, grad = self._loss(wide, whole, batch, epoch, mix, push=not again)
         grad = self.precision.scaled(grad)
         if not chunked:
             _backward(outputs, grad)
@@ -314,11 +316,6 @@ class Step:
             for parameter, grad, used in zip(self.parameters, grads, there.tolist(), strict=True):
                 parameter.grad = grad if used else None
         return stops
-
-
-def _wide(outputs: Tensor) -> Tensor:
-    """Return the outputs detached and in float32 or wider, because losses are computed in that precision."""
-    return outputs.detach().to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 def _backward(outputs: Tensor, grad: Tensor) -> None:
