@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from lopsided.evaluation.intervals import Estimate, mean_interval
-from lopsided.paper.protocol import CL, Setting, published
-from lopsided.paper.words import WORDS
+from lopsided.paper.protocol import CL, WORDS, Setting, published
 from lopsided.runs.comparison import ALPHA
 from lopsided.runs.records import ROUNDING
 

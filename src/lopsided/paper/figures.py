@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from lopsided import files
 from lopsided.evaluation.intervals import UNDEFINED
 from lopsided.paper.compare import Comparison
-from lopsided.paper.protocol import FIGURES
+from lopsided.paper.protocol import FIGURES, WORDS
 from lopsided.paper.tables import axis, column_names, title
-from lopsided.paper.words import WORDS
 from lopsided.runs.answer import shown_interval
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from lopsided.paper.compare import Comparison
-from lopsided.paper.protocol import Setting
+from lopsided.paper.protocol import WORDS, Setting
 from lopsided.paper.tables import axis, column_names, misprint_notes, published_text, title
-from lopsided.paper.words import WORDS
 from lopsided.runs.answer import is_cut, runs_text, shown_interval
 
 ORDER = {"accuracy": "Accuracy", "uwa": "UWA"}

@@ -16,8 +16,7 @@ from lopsided.errors import InputError
 from lopsided.paper import tables
 from lopsided.paper.claims import BLIND, RULE, Verdict
 from lopsided.paper.compare import Comparison, Entry, Protocol, compare
-from lopsided.paper.protocol import CL, FIGURES, Setting
-from lopsided.paper.words import WORDS
+from lopsided.paper.protocol import CL, FIGURES, WORDS, Setting
 from lopsided.recipe.words import amount
 from lopsided.reports import svg
 from lopsided.reports.page import render

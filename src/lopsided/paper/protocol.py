@@ -19,12 +19,15 @@ from lopsided.errors import InputError, sentence
 from lopsided.losses import catalogue
 from lopsided.recipe import Recipe, find_recipe, named_recipe
 from lopsided.recipe.words import shown, suggest
+from lopsided.runs import comparison
 from lopsided.runs.comparison_plan import with_scenario
 from lopsided.runs.keys import LossTable
 from lopsided.runs.records import Record
 
 TABLES = ("eta", "gamma", "isic")
 FIGURES = ("uwa", "accuracy")
+WORDS = {**comparison.WORDS, "uwa": "UWA"}
+"""The words of the paper's tables, which call the balanced accuracy unweighted accuracy, UWA."""
 RUNS = 4
 """The number of runs in the paper, here with seeds 0 to 3."""
 

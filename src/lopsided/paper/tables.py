@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from lopsided.files import csv_text
 from lopsided.paper.claims import BLIND, RULE
 from lopsided.paper.compare import Comparison, Entry
-from lopsided.paper.protocol import CL, FIGURES, RUNS, Setting
-from lopsided.paper.words import WORDS
+from lopsided.paper.protocol import CL, FIGURES, RUNS, WORDS, Setting
 from lopsided.reports.wording import clean
 from lopsided.runs.answer import MISSING, difference_text, markdown_table, mean_text, runs_text
 

@@ -19,6 +19,7 @@ from lopsided.errors import InputError, LopsidedError, sentence
 from lopsided.evaluation.decision import explain
 from lopsided.inference.engine import Engine, images_per_call
 from lopsided.inference.maps import Maps, heat
+from lopsided.inference.neighbours import Neighbours, chosen_rows
 from lopsided.inference.predict import Use, choose_use
 from lopsided.inference.scorer import BATCH, Scorer
 from lopsided.models.blocks.columns import encode
@@ -27,7 +28,6 @@ from lopsided.runs.folder import RECIPE, Run
 from lopsided.runs.known import Labelled
 from lopsided.runs.reopen import held_back, open_familiarity, open_model, open_use
 from lopsided.serve.gallery import Gallery
-from lopsided.serve.neighbours import Neighbours, chosen_rows
 from lopsided.serve.requests import Row
 from lopsided.serve.worker import Judged
 
