@@ -170,11 +170,11 @@ class Guard:
         start = time.monotonic()
         try:
             self._check(scope)
-            with self._budget.share() as share:
+            with self._budget.share() as take:
 
                 async def receive_some() -> Message:
                     message = await receive()
-                    share.take(len(message.get("body", b"")))
+                    take(len(message.get("body", b"")))
                     return message
 
                 async with asyncio.timeout(self._limits.seconds):

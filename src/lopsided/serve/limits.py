@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -49,31 +49,24 @@ class Budget:
         self._limits, self._used = limits, 0
 
     @contextmanager
-    def share(self) -> Iterator[Share]:
-        """Give a request its share, which is returned at the end of the block."""
-        share = Share(self)
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """Give a request the function that adds bytes to its share, which is returned at the end of the block.
+
+        The function raises if the request or all of them together become too large.
+        """
+        limits, own = self._limits, 0
+
+        def take(number: int) -> None:
+            nonlocal own
+            if own + number > limits.request_bytes:
+                text = f"A request must have at most {limits.request_bytes / MEGABYTE:,.0f} MB."
+                raise RefusedError(413, "too_large", f"{text} Send fewer or smaller images.")
+            if self._used + number > limits.bytes_at_once:
+                raise RefusedError(503, "busy", "The server is busy with other requests. Try again in a few seconds.")
+            own += number
+            self._used += number
+
         try:
-            yield share
+            yield take
         finally:
-            self._used -= share.used
-
-    def take(self, share: Share, number: int) -> None:
-        """Add bytes to a request. Raise if the request or all of them together become too large."""
-        if share.used + number > self._limits.request_bytes:
-            most = f"{self._limits.request_bytes / MEGABYTE:,.0f} MB"
-            raise RefusedError(413, "too_large", f"A request must have at most {most}. Send fewer or smaller images.")
-        if self._used + number > self._limits.bytes_at_once:
-            raise RefusedError(503, "busy", "The server is busy with other requests. Try again in a few seconds.")
-        share.used += number
-        self._used += number
-
-
-class Share:
-    """The bytes of one request."""
-
-    def __init__(self, budget: Budget) -> None:
-        self._budget, self.used = budget, 0
-
-    def take(self, number: int) -> None:
-        """Add bytes."""
-        self._budget.take(self, number)
+            self._used -= own
