@@ -62,7 +62,7 @@ def model_to_onnx(
         logits, num_classes = model.classifier.write(graph, inputs), model.classifier.out_features
         values = dict(zip(outputs, _decision(graph, logits, head, num_classes), strict=True))
         doubts = _doubts(graph, values[outputs[1]], decision)
-        known = {} if bank is None else {TYPICALITY: _typicality(graph, _whole(graph, features, model), bank)}
+        known = {} if bank is None else {TYPICALITY: _typicality(graph, _whole(graph, features, model, width), bank)}
     info = graph.value_info
     infos = [info(name, _FLOAT, ["batch", num_classes]) for name in outputs[:3]] + [info(outputs[3], _INT64, ["batch"])]
     infos += [info(name, _BOOL, ["batch", num_classes] if name == "set" else ["batch"]) for name in doubts]
@@ -158,12 +158,11 @@ def _scaled(graph: Graph, features: str, model: Model, width: int) -> str:
     return _columns(graph, graph.add("Concat", parts, axis=1), order)
 
 
-def _whole(graph: Graph, features: str, model: Model) -> str:
+def _whole(graph: Graph, features: str, model: Model, width: int) -> str:
     """Leave out the columns of positions, as ``Model.whole`` does."""
     places = model.local
     if not len(places):
         return features
-    width = _width(model, 0)
     return _columns(graph, features, np.setdiff1d(np.arange(width), places).tolist())
 
 
