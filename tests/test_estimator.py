@@ -34,6 +34,7 @@ from training.conftest import stripes, tiny
 QUICK: dict[str, Any] = {
     "epochs": 4, "classifier_epochs": 10, "lr": 0.01, "random_state": 0, "settings": {"classifier.lr": 0.05},
 }  # fmt: skip
+PICTURES = ArrayImages(np.zeros((2, 8, 8, 1), dtype=np.uint8))
 UPRIGHT = {"augment.rotation": 0.0, "augment.horizontal_flip": False, "classifier.lr": 0.05}
 
 
@@ -132,7 +133,7 @@ def test_images_go_through_a_network_of_timm_and_are_resized() -> None:
 def test_the_parameters_are_changes_of_the_recipe() -> None:
     settings = {"encoder_training.views": 2, "encoder_training.loss.temperature": 0.2}
     chosen = {"loss": {"name": "acl", "eta": 0.1}, "recipe": "from-scratch", "batch_size": 16, "settings": settings}
-    recipe, scratch = TwoStageClassifier(**chosen)._recipe("image"), named_recipe("from-scratch")
+    recipe, scratch = TwoStageClassifier(**chosen)._recipe(PICTURES, [2, 2]), named_recipe("from-scratch")
     loss = {"name": "acl", "eta": 0.1, "eta_unit": "parity", "temperature": 0.2, "normalization": "paper"}
     assert recipe.encoder_training.loss.model_dump() == loss
     assert recipe.encoder_training.views == 2
@@ -146,14 +147,16 @@ def test_a_recipe_may_be_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("[encoder_training]\nepochs = 7\nloss = { name = 'fcl', gamma = 3.0 }\n", encoding="utf-8")
     for given in (path, str(path)):
-        training = TwoStageClassifier(recipe=given)._recipe("vector").encoder_training
+        training = TwoStageClassifier(recipe=given)._recipe(None, [2, 2]).encoder_training
         assert (training.epochs, training.loss.name, training.loss.gamma) == (7, "fcl", 3)
-    assert TwoStageClassifier(recipe=path, gamma=np.float64(1.5))._recipe("vector").encoder_training.loss.gamma == 1.5
+    assert (
+        TwoStageClassifier(recipe=path, gamma=np.float64(1.5))._recipe(None, [2, 2]).encoder_training.loss.gamma == 1.5
+    )
 
 
 def test_images_by_default_take_resnet18_and_vectors_an_mlp() -> None:
-    assert TwoStageClassifier()._recipe("image").encoder.name == "resnet18"
-    assert TwoStageClassifier()._recipe("vector").encoder.name == "mlp"
+    assert TwoStageClassifier()._recipe(PICTURES, [2, 2]).encoder.name == "resnet18"
+    assert TwoStageClassifier()._recipe(None, [2, 2]).encoder.name == "mlp"
 
 
 def test_a_grid_of_numpy_numbers_is_searched() -> None:
@@ -237,7 +240,7 @@ def test_a_recipe_and_its_changes_come_back_too(tmp_path: Path) -> None:
     model.fit(*blobs()).save(tmp_path / "model")
     loaded = TwoStageClassifier.load(tmp_path / "model")
     assert loaded.get_params() == {**model.get_params(), "recipe": str(tmp_path / "mine.toml")}
-    assert loaded._recipe("vector").encoder_training == model._recipe("vector").encoder_training
+    assert loaded._recipe(None, [2, 2]).encoder_training == model._recipe(None, [2, 2]).encoder_training
 
 
 def test_names_of_columns_come_back_too(tmp_path: Path) -> None:

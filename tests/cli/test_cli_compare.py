@@ -52,7 +52,7 @@ def test_methods_are_trained_on_the_same_data_and_stand_in_one_table(comparison:
     }
     lines = ended.out.splitlines()
     assert lines[0] == "photos: test images, per cent"
-    assert [line.split("  ")[0].strip() for line in lines[3:8] if line[:1] != " "] == [
+    assert [line.split("  ")[0].strip() for line in lines[2:7] if line[:1] != " "] == [
         "weighted-ce",
         "cl",
         "afcl gamma=7",

@@ -257,11 +257,11 @@ def speed_words(recipe: Recipe) -> list[str]:
     from lopsided.reports.wording import duration
     from lopsided.runs.features import images_per_second
 
-    if recipe.spec.trains_encoder or recipe.encoder == named_recipe("quick").encoder:
+    peer, number = named_recipe("quick"), 10_000
+    if recipe.spec.trains_encoder or recipe.encoder.spec.has_features_of(peer.encoder.spec):
         return []
-    number = 10_000
     try:
-        own, quick = (duration(number / images_per_second(each)) for each in (recipe, named_recipe("quick")))
+        own, quick = (duration(number / images_per_second(each)) for each in (recipe, peer))
     except LopsidedError:  # A figure for information must not end a run that is finished.
         return []
     return [f"On this machine, {number:,} new images take about {own} with this model, and {quick} with quick."]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lopsided.data.images import Images, Numbers, Vectors, decoding_threads
+from lopsided.data.images import Images, Numbers, Vectors, decoding_threads, longest_side
 from lopsided.data.sources import Source
 from lopsided.data.splits import Splits
 from lopsided.errors import DataError, sentence
@@ -26,7 +26,6 @@ from lopsided.recipe.blocks import Cells
 Indices = npt.NDArray[np.int64]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_FEW = 32
 MEMORY_SHARE = 0.25
 """With ``cache = "auto"``, decoded images may use this share of the memory that is free at the start."""
 
@@ -317,12 +316,6 @@ def _inputs(
         return StreamedInputs(images.take(rows), size, shape[0], workers)
 
     return make, note
-
-
-def longest_side(images: Images, rows: Indices) -> int:
-    """Return the median of the longer sides of a few images. They decide whether images are small."""
-    few = rows[np.linspace(0, len(rows) - 1, min(len(rows), _FEW)).astype(np.int64)]
-    return int(np.median([max(images.size(row)) for row in few.tolist()]))
 
 
 def free_memory() -> int | None:

@@ -191,6 +191,11 @@ class EncoderSpec:
         """How often an image goes through a network if it is not augmented: once for each encoder and each view."""
         return len(self.parts) * len(computed_views(self.views))
 
+    def has_features_of(self, other: EncoderSpec) -> bool:
+        """Return whether the features of another encoder are among its own, so that one cache serves both."""
+        same = (self.parts, self.views, self.scaling) == (other.parts, other.views, other.scaling)
+        return same and {block.name for block in other.blocks} <= {block.name for block in self.blocks}
+
     def reading(self, kind: Literal["image", "encoder"]) -> list[Block]:
         """Return the blocks that are computed from images, or from layers of each encoder."""
         return [block for block in self.blocks if block.reads == kind]

@@ -118,8 +118,8 @@ def expect(recipe: Recipe, opened: tuple[Source, Source | None]) -> Expected | N
         return None
     quick, lacks_class = named_recipe("quick"), not min(source.counts().values())
     is_compared = recipe.compare_quick and not is_quick(recipe) and not lacks_class
-    # The features of few are those of quick, in one cache.
-    is_same = recipe.encoder == quick.encoder and recipe.data.image_size is None
+    # Those of quick are among the features of few, in one cache.
+    is_same = recipe.encoder.spec.has_features_of(quick.encoder.spec) and recipe.data.image_size is None
     try:
         own = sum(feature_seconds(recipe, images) for images in opened if images)
         others = sum(feature_seconds(quick, images) for images in opened if images and is_compared and not is_same)

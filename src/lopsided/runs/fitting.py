@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from lopsided.data.images import Images, Vectors
-from lopsided.data.inputs import longest_side
+from lopsided.data.images import Images, Vectors, longest_side
 from lopsided.data.prepare import Sources
 from lopsided.data.sources.names import suggest_names
 from lopsided.data.sources.source import UNUSUAL

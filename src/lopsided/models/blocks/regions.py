@@ -95,8 +95,8 @@ def averages(size: int, parts: int = SIDE, margin: int = 0) -> npt.NDArray[np.fl
 
     >>> averages(6).round(1).tolist()[:2]
     [[0.5, 0.5, 0.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0, 0.0, 0.0]]
-    >>> averages(3, 3, 1).round(1).tolist()
-    [[0.5, 0.5, 0.0], [0.3, 0.3, 0.3], [0.0, 0.5, 0.5]]
+    >>> averages(3, 3, 1)[[0, 2]].tolist()
+    [[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
     """
     edges = np.arange(parts + 1) * size / parts
     begin, end = np.maximum(np.floor(edges[:-1, None]) - margin, 0), np.minimum(np.ceil(edges[1:, None]) + margin, size)
