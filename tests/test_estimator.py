@@ -539,10 +539,16 @@ def test_the_two_estimators_are_siblings_with_keywords_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num", "side", "name"),
-    [(50, 33, "thorough"), (2950, 33, "thorough"), (2951, 33, "quick"), (49, 33, "quick"), (50, 32, "quick")],
+    ("counts", "side", "name"),
+    [
+        *(([50, 50], 33, "thorough"), ([2950, 50], 33, "thorough"), ([2951, 50], 33, "quick"), ([50, 50], 32, "quick")),
+        *(([49, 50], 33, "quick"), ([9, 50], 33, "few"), ([490, 49], 32, "few"), ([489, 49], 32, "quick")),
+        *(([60], 33, "few"), ([9, 60, 60], 33, "quick")),
+    ],
 )
-def test_the_default_is_that_of_the_command(num: int, side: int, name: str) -> None:
-    images = ArrayImages(np.zeros((num + 50, 8, side, 1), dtype=np.uint8))
-    assert LopsidedClassifier()._base(images, [num, 50]) == named_recipe(name)
-    assert LopsidedClassifier()._base(None, [num, 50]) == named_recipe("quick")
+def test_the_default_is_that_of_the_command(counts: list[int], side: int, name: str) -> None:
+    images = ArrayImages(np.zeros((sum(counts), 8, side, 1), dtype=np.uint8))
+    assert LopsidedClassifier()._base(images, counts, False) == named_recipe(name)
+    assert LopsidedClassifier()._base(None, counts, False) == named_recipe("quick")
+    without = "quick" if name == "few" else name
+    assert LopsidedClassifier()._base(images, counts, True) == named_recipe(without), "few takes no weights."

@@ -70,7 +70,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         """Return the fields that the parameters of a subclass set; None: the recipe's value."""
         raise NotImplementedError
 
-    def _base(self, images: Images | None, counts: Sequence[int]) -> Recipe:
+    def _base(self, images: Images | None, counts: Sequence[int], weighted: bool) -> Recipe:
         """Return the recipe that the parameters change, for these images, or vectors, and numbers of the classes."""
         raise NotImplementedError
 
@@ -114,7 +114,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         check_classification_targets(y)
         weights, groups = checked_weights(sample_weight, len(y)), checked_groups(groups, len(y))
         counts = np.unique(y, return_counts=True)[1].tolist()
-        recipe = self._recipe(X if is_image else None, counts)
+        recipe = self._recipe(X if is_image else None, counts, weighted=weights is not None)
         if weights is not None and not recipe.spec.takes_weights:
             do = "Leave it out, or use a recipe of a frozen encoder, such as quick."
             raise InputError(f"The recipe {recipe.method} cannot use sample_weight. {do}")
@@ -280,8 +280,11 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         tags.transformer_tags.preserves_dtype = ["float32"]
         return tags
 
-    def _recipe(self, images: Images | None, counts: Sequence[int]) -> Recipe:
-        """Return the recipe with the parameters of the estimator. Invalid parameters raise an error of the recipe."""
+    def _recipe(self, images: Images | None, counts: Sequence[int], *, weighted: bool = False) -> Recipe:
+        """Return the recipe with the parameters of the estimator. Invalid parameters raise an error of the recipe.
+
+        ``counts`` are the numbers of the classes, and ``weighted`` says whether samples have weights.
+        """
         kind: Kind = "vector" if images is None else "image"
         own = {"decision.rule": self.decide, "encoder.views": self.tta, **self._changes(kind)}
         changes: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
@@ -295,7 +298,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
             **{"data.test": 0.0, "data.source": None, "data.scenario": None, "data.held_out": False},
             **(self.settings or {}),
         }
-        base = self._base(images, counts)
+        base = self._base(images, counts, weighted)
         if kind == "vector" and not base.spec.trains_encoder:  # Vectors are features already.
             changes |= {"encoder.name": IDENTITY, "encoder.weights": "none", "augment.normalisation": "source"}
             changes.setdefault("encoder.views", "none")  # Those of the recipe are meant for images.

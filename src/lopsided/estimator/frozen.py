@@ -23,8 +23,9 @@ class LopsidedClassifier(Classifier):
     only standardised. Inner folds choose the strength of the regression. Features of images are cached on disk.
 
     Args:
-        recipe: Name of a recipe, or a TOML file. None: what ``lopsided fit`` takes, which is thorough for up to 3,000
-            images with at least 50 of each class that are larger than 32 pixels, and quick otherwise and for vectors.
+        recipe: Name of a recipe, or a TOML file. None: what ``lopsided fit`` takes, which is few if one of two classes
+            is rare or missing, thorough for up to 3,000 images with at least 50 of each class that are larger than 32
+            pixels, and quick otherwise and for vectors.
         decide: Decision rule of ``predict``, as in ``TwoStageClassifier``.
         tta: Test-time augmentation, as in ``TwoStageClassifier``.
         folds: Number of folds that test every sample, as in ``TwoStageClassifier``, by group if ``fit`` gets groups.
@@ -72,8 +73,11 @@ class LopsidedClassifier(Classifier):
     def _changes(self, kind: Kind) -> dict[str, Any]:
         return {"data.val": 0.0, "encoder.name": {"vector": "mlp"}.get(kind)}
 
-    def _base(self, images: Images | None, counts: Sequence[int]) -> Recipe:
-        return find_recipe(self.recipe or (QUICK if images is None else usual_recipe(counts, images)[0]))
+    def _base(self, images: Images | None, counts: Sequence[int], weighted: bool) -> Recipe:
+        if self.recipe or images is None:
+            return find_recipe(self.recipe or QUICK)
+        counts = counts if len(counts) > 1 else [0, *counts]
+        return find_recipe(usual_recipe(counts, images, distance=not weighted)[0])
 
     @classmethod
     def _of_card(cls, card: ModelCard) -> dict[str, Any]:

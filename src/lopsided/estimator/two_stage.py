@@ -119,7 +119,7 @@ class TwoStageClassifier(Classifier):
             "encoder.name": {"vector": "mlp"}.get(kind) if self.encoder == "auto" else self.encoder,
         }
 
-    def _base(self, images: Images | None, counts: Sequence[int]) -> Recipe:
+    def _base(self, images: Images | None, counts: Sequence[int], weighted: bool) -> Recipe:
         assert self.recipe is not None
         return find_recipe(self.recipe)
 

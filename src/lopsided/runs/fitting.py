@@ -53,10 +53,9 @@ def choose_recipe(base: Recipe, data: str | None = None, sources: Sources | None
     source = (sources or Sources()).drawn(runs.settle(base, data))
     if isinstance(source.images, Vectors):
         return QUICK, [notes.quick_for_vectors(source.images.width)]
-    counts = sorted(source.counts().values())
-    if has_normal(counts) and (base.final != "ensemble" or not counts[0]):  # An average of distances is no distance.
-        return FEW, [notes.few_by_counts(counts[0])]
-    name, why = usual_recipe(counts, source.images)
+    counts = list(source.counts().values())
+    # An average of distances is no distance.
+    name, why = usual_recipe(counts, source.images, distance=base.final != "ensemble" or not min(counts))
     return name, [why]
 
 
@@ -72,8 +71,13 @@ def has_normal(counts: Sequence[int]) -> bool:
     return rare < min(FEW_RARE, others) or (rare < ENOUGH and others >= TIMES * rare)
 
 
-def usual_recipe(counts: Sequence[int], images: Images) -> tuple[str, Fact]:
-    """Return the name of the recipe for images with these numbers of the classes, and the reason."""
+def usual_recipe(counts: Sequence[int], images: Images, *, distance: bool = True) -> tuple[str, Fact]:
+    """Return the name of the recipe for images with these numbers of the classes, and the reason.
+
+    ``distance`` says whether a recipe with the distance from normal is possible.
+    """
+    if distance and has_normal(sorted(counts)):
+        return FEW, notes.few_by_counts(min(counts))
     if sum(counts) > MANY:
         return QUICK, notes.quick_by_size(sum(counts))
     if min(counts) < ENOUGH:
