@@ -139,7 +139,7 @@ def test_fit_says_what_ten_thousand_new_images_will_take(monkeypatch: pytest.Mon
     told = "On this machine, 10,000 new images take about 23 min with this model, and 3 min with quick."
     assert speed_words(named_recipe("thorough")) == [told]
     assert speed_words(named_recipe("fine-tune")) == []
-    assert speed_words(named_recipe("few")) == [], "Its features are those of quick."
+    assert speed_words(named_recipe("few")) == [], "One pass gives its features and those of quick."
 
     def broken(recipe: Recipe) -> float:
         raise RunError("no weights")
