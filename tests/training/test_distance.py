@@ -90,6 +90,19 @@ def test_one_image_or_equal_images_give_finite_numbers(x: np.ndarray) -> None:
     assert all(np.isfinite(part).all() for part in (found.column(images(5)), mixed.bias, mixed.pull))
 
 
+def test_two_images_say_too_little_for_probabilities_that_no_longer_rank() -> None:
+    found = fit_distance(images(2), ALL)
+    new = PULL * found.column(images(50, seed=1))
+    assert len(np.unique(1 / (1 + np.exp(-new)))) == 50
+
+
+def test_the_rounding_of_equal_images_is_no_distance() -> None:
+    x = np.ones((20, 8), np.float32)
+    found = fit_distance(x, ALL)
+    assert found.column(x * np.float32(1 + 1e-5)) == pytest.approx(found.left_out)
+    assert (found.column(images(5)) > 10).all()
+
+
 @pytest.mark.parametrize("num", [60, 400])
 def test_training_images_are_as_far_as_new_ones_also_if_they_are_fewer_than_the_columns(num: int) -> None:
     rng, columns = np.random.default_rng(0), np.arange(200)[None]

@@ -18,8 +18,9 @@ from lopsided.evaluation.decision import Decision
 if TYPE_CHECKING:
     from lopsided.models.graph import Graph
 
-LEAST_DISTANCE = 1e-12
-"""A squared distance is at least this, so that it has a logarithm."""
+LEAST_DISTANCE = 1e-6
+"""A squared distance is at least this, so that it has a logarithm. Images of the class have one of about the number of
+columns; below this is the rounding of equal images."""
 
 
 class ProjectionHead(nn.Sequential):

@@ -43,6 +43,9 @@ ones among the others. The deviation is that of the middle half."""
 LEAST_SPREAD = 0.1
 """The deviation of a column at one position is at least this share of the usual one: where all images show the same
 background, a speck of dust must not count a thousand times."""
+LEAST_LEVEL = 2.0
+"""The deviation of the log distance is at least this, divided by the number of images. Two images or equal ones do not
+tell it, and no image may be so many deviations away that probabilities of 1 no longer rank."""
 LOOSE, ALIGNED = 0.3, 0.4
 """A distance by positions counts if positions explain more than this share of their variance, and as much as the other
 distance from which share on: it is 0.22 for skin lesions, and 0.43 to 0.69 for solar cells, shirts and eggs."""
@@ -160,7 +163,7 @@ def fit_distance(
         inside = np.flatnonzero(logs <= middle + OUTLYING * max(high - low, 1e-9) / 1.349)
         if len(inside) < len(features):
             logs = _left_out(features, columns, inside, parts)
-        level = float(logs[inside].mean()), max(float(logs[inside].std()), 1e-3)
+        level = float(logs[inside].mean()), max(float(logs[inside].std()), LEAST_LEVEL / len(inside))
         return Distance(columns, *_fit(features, columns, inside), level, (logs - level[0]) / level[1])
 
 
