@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from lopsided.errors import InputError
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.folds import mean_evaluation, settle_crossed, settle_scores
 from lopsided.evaluation.metrics import evaluate
@@ -82,3 +83,18 @@ def test_repeats_average_values_and_limits_so_that_intervals_do_not_shrink() -> 
     assert widths[0] >= min(widths[1:])
     assert mean["confusion"] == found[0]["confusion"]
     assert mean_evaluation(found[:1]) == found[0]
+
+
+@pytest.mark.parametrize("rule", ["balanced", "recall:rare>=0.8"])
+def test_the_one_image_of_a_class_says_nothing_about_the_models_that_do_not_know_the_class(rule: str) -> None:
+    held, folds = scores()
+    p = np.concatenate([np.pad(held.probabilities * 0.999, ((0, 0), (0, 1)), constant_values=0.001), [[0.5, 0.5, 0.0]]])
+    classes, prior = (*CLASSES, "single"), (0.89, 0.1, 0.01)
+    every = HeldBack(p, np.append(held.labels, 2))
+    others = every.rows(np.arange(len(held.labels)))
+    assert settle_scores(rule, "affine", classes, prior, every) == settle_scores(rule, "affine", classes, prior, others)
+    found = settle_crossed(rule, "affine", classes, prior, every, np.append(folds, 0))
+    expected = settle_crossed(rule, "affine", classes, prior, others, folds)
+    assert all(np.array_equal(a[:-1], b) for a, b in zip(found, expected, strict=True))
+    with pytest.raises(InputError, match="single"):
+        settle_scores("recall:single=0.9", "affine", classes, prior, every)

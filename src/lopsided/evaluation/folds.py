@@ -20,10 +20,32 @@ from lopsided.recipe.rules import parse_rule
 Kind = Literal["affine", "temperature", "none"]
 
 
+def unmeasured_classes(counts: Codes) -> Codes:
+    """Return the classes of one image, given the images of each class: the model that is tested on it knows none.
+
+    It gives the class a probability of about 0, and cannot do otherwise. Only between two classes, a distance from the
+    other one can tell the first image, and a model without it has no other way to be tested.
+
+    >>> unmeasured_classes(np.array([9, 1, 2])), unmeasured_classes(np.array([9, 1]))
+    (array([1]), array([], dtype=int64))
+    """
+    return np.flatnonzero(counts == 1) if len(counts) > 2 else np.empty(0, dtype=np.int64)
+
+
 def settle_scores(
     rule: str, kind: Kind, classes: Sequence[str], prior: Sequence[float], held: HeldBack
 ) -> tuple[Calibration, Decision]:
     """Return the calibration that is fitted to held-back scores, and the decision on calibrated probabilities."""
+    return _settled(rule, kind, classes, prior, held.rows(_measured(held)))
+
+
+def _measured(held: HeldBack) -> Codes:
+    return np.flatnonzero(~np.isin(held.labels, unmeasured_classes(held.counts())))
+
+
+def _settled(
+    rule: str, kind: Kind, classes: Sequence[str], prior: Sequence[float], held: HeldBack
+) -> tuple[Calibration, Decision]:
     change = Calibration(1.0, (0.0,) * len(classes))
     if kind != "none":
         change = fit_calibration(held, prior, biases=kind == "affine")
@@ -40,13 +62,13 @@ def settle_crossed(
 
     A fold decides by ``balanced`` if a fitted rule needs a class that no other fold holds.
     """
-    p, decided = np.empty_like(held.probabilities), np.empty_like(held.labels)
+    p, decided, measured = np.empty_like(held.probabilities), np.empty_like(held.labels), _measured(held)
     for fold in np.unique(folds):
-        here, rest = np.flatnonzero(folds == fold), held.rows(np.flatnonzero(folds != fold))
+        here, rest = np.flatnonzero(folds == fold), held.rows(measured[folds[measured] != fold])
         try:
-            change, decision = settle_scores(rule, kind, classes, prior, rest)
+            change, decision = _settled(rule, kind, classes, prior, rest)
         except InputError:
-            change, decision = settle_scores("balanced", kind, classes, prior, rest)
+            change, decision = _settled("balanced", kind, classes, prior, rest)
         p[here] = change(held.probabilities[here])
         decided[here] = decision.decide(p[here])
     return p, decided

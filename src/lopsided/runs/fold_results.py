@@ -24,7 +24,13 @@ from lopsided.errors import RunError
 from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence, prior_of
 from lopsided.evaluation.decision import PROBABILITY, Decision, resolve
 from lopsided.evaluation.doubt import measured_words
-from lopsided.evaluation.folds import figures_by_rule, mean_evaluation, settle_crossed, settle_scores
+from lopsided.evaluation.folds import (
+    figures_by_rule,
+    mean_evaluation,
+    settle_crossed,
+    settle_scores,
+    unmeasured_classes,
+)
 from lopsided.evaluation.metrics import evaluate
 from lopsided.evaluation.prior import bias_between
 from lopsided.evaluation.typicality import Bank
@@ -324,9 +330,7 @@ class FoldResults:
 
     def _unmeasured(self) -> list[int]:
         """Return the classes of one image, which is tested by a model that knows no image of the class."""
-        if not self.recipe.spec.needs_rare:
-            return []
-        return [label for label, number in enumerate(self.source.counts().values()) if number == 1]
+        return unmeasured_classes(np.array(list(self.source.counts().values()))).tolist()
 
     def _facts(
         self, model: Model, repeats: Sequence[_Scored], settled: Sequence[tuple[Floats, Codes]]
