@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from lopsided.data.sources import open_source
 from lopsided.errors import InputError
 from lopsided.estimator import LopsidedClassifier
-from lopsided.evaluation.prior import carried_prior
+from lopsided.evaluation.calibration import carried_prior
 from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer
 from lopsided.models.encoders import build_encoder

@@ -14,8 +14,7 @@ from lopsided.data.prepare import Sources
 from lopsided.data.samplers import BatchSampler
 from lopsided.data.sources import Source
 from lopsided.errors import InputError
-from lopsided.evaluation.calibration import HeldBack, fit_calibration
-from lopsided.evaluation.prior import carried_prior
+from lopsided.evaluation.calibration import HeldBack, carried_prior, fit_calibration
 from lopsided.losses import catalogue
 from lopsided.losses.objective import Samples
 from lopsided.models.model import CARD_NAME, load_model

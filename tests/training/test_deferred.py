@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 
 from lopsided.data.samplers import BatchSampler
 from lopsided.errors import InputError
-from lopsided.evaluation.prior import carried_prior
+from lopsided.evaluation.calibration import carried_prior
 from lopsided.facts.log import LOG_NAME, Reporter
 from lopsided.losses import catalogue
 from lopsided.losses.deferred import ReweightedObjective

@@ -16,7 +16,7 @@ from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import MemoryInputs
 from lopsided.data.sources import open_source
 from lopsided.errors import InputError, RunError
-from lopsided.evaluation.prior import carried_prior
+from lopsided.evaluation.calibration import carried_prior
 from lopsided.facts import cautions, notes
 from lopsided.inference.scorer import Scorer
 from lopsided.models.cut import cut_encoder

@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 
 from lopsided.data.sources import Source
 from lopsided.errors import InputError
-from lopsided.evaluation.prior import carried_prior
+from lopsided.evaluation.calibration import carried_prior
 from lopsided.inference.scorer import Scorer
 from lopsided.losses import Samples, catalogue
 from lopsided.metrics import balanced_accuracy

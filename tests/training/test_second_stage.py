@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from lopsided.data.augment import to_float
 from lopsided.data.sources import Source
 from lopsided.errors import InputError
-from lopsided.evaluation.prior import carried_prior
+from lopsided.evaluation.calibration import carried_prior
 from lopsided.facts import notes
 from lopsided.models.encoders import build_encoder, seeded_init
 from lopsided.models.heads import ClassifierHead

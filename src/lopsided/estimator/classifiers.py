@@ -31,10 +31,9 @@ from lopsided.estimator.fitting import (
     plain_numbers,
     train,
 )
-from lopsided.evaluation.calibration import HeldBack
+from lopsided.evaluation.calibration import HeldBack, settled_prior
 from lopsided.evaluation.folds import settle_crossed, settle_scores
 from lopsided.evaluation.metrics import balanced_accuracy, confusion_figures, evaluate
-from lopsided.evaluation.prior import settled_prior
 from lopsided.files import atomic_write, make_folder
 from lopsided.inference.engine import Engine
 from lopsided.inference.familiar import load_bank, save_bank

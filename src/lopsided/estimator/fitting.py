@@ -17,8 +17,7 @@ from lopsided.data.prepare import usual_side
 from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import fold_numbers, split
 from lopsided.errors import InputError, sentence
-from lopsided.evaluation.calibration import at_prevalence
-from lopsided.evaluation.prior import settled_prior
+from lopsided.evaluation.calibration import at_prevalence, settled_prior
 from lopsided.facts.log import Log, Reporter
 from lopsided.inference.engine import Engine
 from lopsided.inference.scorer import Scorer

@@ -21,7 +21,7 @@ from lopsided.data.prepare import split_rule, split_source, training_source
 from lopsided.data.sources import Source
 from lopsided.data.splits import Leaks, Splits
 from lopsided.errors import RunError
-from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence, prior_of
+from lopsided.evaluation.calibration import Calibration, HeldBack, at_prevalence, bias_between, prior_of
 from lopsided.evaluation.decision import PROBABILITY, Decision, resolve
 from lopsided.evaluation.doubt import measured_words
 from lopsided.evaluation.folds import (
@@ -32,7 +32,6 @@ from lopsided.evaluation.folds import (
     unmeasured_classes,
 )
 from lopsided.evaluation.metrics import evaluate
-from lopsided.evaluation.prior import bias_between
 from lopsided.evaluation.typicality import Bank
 from lopsided.facts import Fact, cautions, merge_folds, notes
 from lopsided.facts.log import Log

@@ -19,9 +19,8 @@ from lopsided import files
 from lopsided.data.prepare import Sources, data_seed, split_rule
 from lopsided.data.sources import Source
 from lopsided.data.splits import fold_numbers, most_folds
-from lopsided.evaluation.calibration import HeldBack
+from lopsided.evaluation.calibration import HeldBack, settled_prior
 from lopsided.evaluation.folds import settle_scores
-from lopsided.evaluation.prior import settled_prior
 from lopsided.facts import Fact, notes
 from lopsided.facts.log import Log, Reporter
 from lopsided.inference.feature_cache import cache_root

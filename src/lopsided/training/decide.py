@@ -11,9 +11,15 @@ import numpy.typing as npt
 import torch
 
 from lopsided.data.inputs import Prepared
-from lopsided.evaluation.calibration import Calibration, HeldBack, fit_calibration, prior_of
+from lopsided.evaluation.calibration import (
+    Calibration,
+    HeldBack,
+    bias_between,
+    carried_prior,
+    fit_calibration,
+    prior_of,
+)
 from lopsided.evaluation.decision import Decision, explain, resolve, through
-from lopsided.evaluation.prior import bias_between, carried_prior
 from lopsided.evaluation.typicality import Bank
 from lopsided.facts import Fact, notes
 from lopsided.inference.engine import Engine

@@ -33,7 +33,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lopsided.data.inputs import MEMORY_SHARE, Indices, Inputs, MemoryInputs, Part, Prepared, free_memory, row_batches
 from lopsided.data.samplers import BatchSampler
 from lopsided.errors import InputError, RunError
-from lopsided.evaluation.prior import bias_between, carried_prior, regression_prior
+from lopsided.evaluation.calibration import bias_between, carried_prior, regression_prior
 from lopsided.facts import notes
 from lopsided.facts.log import Log
 from lopsided.inference.engine import Engine

@@ -17,10 +17,9 @@ from lopsided.data.augment import Augment, to_float
 from lopsided.data.inputs import Indices, Inputs, MemoryInputs, Part, row_batches
 from lopsided.data.samplers import BatchSampler
 from lopsided.errors import InputError, sentence
-from lopsided.evaluation.calibration import TINY, HeldBack, fit_calibration
+from lopsided.evaluation.calibration import TINY, HeldBack, carried_prior, fit_calibration
 from lopsided.evaluation.decision import resolve
 from lopsided.evaluation.metric_table import figure_of
-from lopsided.evaluation.prior import carried_prior
 from lopsided.facts import Fact, notes
 from lopsided.inference.scorer import share_rows
 from lopsided.losses.deferred import ReweightedObjective

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lopsided.data.inputs import Part, Prepared
 from lopsided.errors import InputError, RunError
-from lopsided.evaluation.prior import carried_prior
+from lopsided.evaluation.calibration import carried_prior
 from lopsided.facts import Fact, cautions, notes
 from lopsided.facts.log import Log
 from lopsided.inference.engine import Engine
