@@ -24,9 +24,8 @@ from lopsided.files import check_regular
 from lopsided.recipe import methods, words
 from lopsided.recipe.conflicts import conflicts
 from lopsided.recipe.encoder_spec import with_full_names
-from lopsided.recipe.finishers import FINISHERS, Finisher
 from lopsided.recipe.losses import LossSettings, read_loss
-from lopsided.recipe.methods.spec import OWNED, Final, MethodSpec
+from lopsided.recipe.methods.spec import FINISHERS, OWNED, Final, Finisher, MethodSpec
 from lopsided.recipe.sections import (
     CONTRASTED,
     LOSS_NAMES,

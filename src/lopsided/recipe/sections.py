@@ -11,7 +11,6 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, Field
 
 from lopsided.recipe.encoder_spec import EncoderSpec, Scaling
-from lopsided.recipe.finishers import Kind
 from lopsided.recipe.losses import LossField, read_loss
 from lopsided.recipe.values import (
     CHUNK,
@@ -289,7 +288,7 @@ class Classifier(Section):
 
     Without effect with the methods "end-to-end" and "fine-tune", unless kind is crt or lws."""
 
-    kind: Kind = described(
+    kind: Literal["linear", "crt", "lws", "tau-norm"] = described(
         "linear",
         'Classifier of the model. linear: the trained one; after "end-to-end" or "fine-tune" also crt: a new one, '
         "trained with this section on the frozen encoder; lws: the trained one with a learnt scale per class; "

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lopsided.errors import sentence
-from lopsided.recipe.finishers import finisher_conflicts
 from lopsided.recipe.methods.frozen import regression_conflicts
-from lopsided.recipe.methods.spec import USUAL_IMAGES, MethodSpec, Section, is_second
+from lopsided.recipe.methods.spec import USUAL_IMAGES, MethodSpec, Section, finisher_conflicts, is_second
 from lopsided.recipe.sections import USUAL_VIEWS
 from lopsided.recipe.words import amount
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lopsided.losses import catalogue
-from lopsided.recipe.finishers import finisher_conflicts
-from lopsided.recipe.methods.spec import MethodSpec, Section, is_second
+from lopsided.recipe.methods.spec import MethodSpec, Section, finisher_conflicts, is_second
 from lopsided.recipe.words import amount
 
 if TYPE_CHECKING:
