@@ -101,7 +101,6 @@ def recipe_of(method: str, changes: dict[str, Any]) -> Recipe:
 
 def judged(found: Predictions) -> dict[str, Any]:
     """Return UWA by the rule of the model and the AUROC, in percent, and the number of right decisions per class."""
-    assert found.y_true is not None
     uwa = balanced_accuracy_score(found.y_true, found.y_pred)
     auroc = roc_auc_score(found.y_true, found.probabilities[:, 1])
     hits = [int((found.y_pred[found.y_true == label] == label).sum()) for label in (0, 1)]

@@ -15,8 +15,8 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         *("torch._dynamo", "timm", "PIL.Image", "PIL.PngImagePlugin", "sklearn.metrics", "sklearn.linear_model"),
-        *("lopsided.training.fit", "lopsided.evaluation.metrics", "lopsided.runs.labels", "lopsided.runs.run"),
-        *("lopsided.runs.labels", "lopsided.runs.folds", "lopsided.runs.reopen", "lopsided.inference.predict"),
+        *("lopsided.training.fit", "lopsided.evaluation.metrics", "lopsided.runs.results", "lopsided.runs.run"),
+        *("lopsided.runs.folds", "lopsided.runs.reopen", "lopsided.inference.predict"),
         "lopsided.runs.sweep",
         *("lopsided.losses.contrastive", "lopsided.losses.classification", "lopsided.cli.train"),
     ]

@@ -15,7 +15,7 @@ import numpy as np
 
 from lopsided import LopsidedClassifier
 from lopsided.data.sources import open_source
-from lopsided.runs.labels import check_labels
+from lopsided.runs.results import check_labels
 
 tops = open_source("fashion-mnist-tops")
 rng = np.random.default_rng(2)

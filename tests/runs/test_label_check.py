@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from lopsided.data.sources import source_from_arrays
-from lopsided.evaluation.labels import check_labels
+from lopsided.evaluation.labels import check_labels, labels_table
 from lopsided.facts import notes as facts
 from lopsided.recipe import Recipe
 from lopsided.reports.run_data import SHOWN_LABELS
 from lopsided.reports.run_page import run_page
-from lopsided.runs import labels as own
 from lopsided.runs.folder import Run
-from lopsided.runs.labels import LABELS, NEAR_DUPLICATES, read_table, write_label_check
+from lopsided.runs.results import LABELS, NEAR_DUPLICATES, read_table, write_label_check
 from lopsided.runs.run import run_recipe
 from made_runs import make_run, read_rows
 from tiny import write_photos
@@ -76,7 +75,7 @@ def written(folder: Path) -> Path:
     y = [classes.index(row.label) for row in rows]
     check = check_labels(y, p)
     names = [row.name for row in rows]
-    (run / LABELS).write_bytes(own.labels_table(check, names, classes))
+    (run / LABELS).write_bytes(labels_table(check, names, classes))
     pairs = f"0.9900,label,{names[0]},common,,{names[45]},rare,\n0.9500,image,{names[1]},common,,{names[2]},common,\n"
     header = "similarity,across,name,label,group,other_name,other_label,other_group\n"
     (run / NEAR_DUPLICATES).write_text(header + pairs)
@@ -173,7 +172,7 @@ def test_near_duplicates_are_those_of_frozen_features_and_of_few_images(
     alike[5] = alike[1] + 0.001
     again = write_label_check(tmp_path, source, p, alike)[1][1:]
     assert again == [*notes, facts.alike_images(1, NEAR_DUPLICATES)]
-    monkeypatch.setattr(own, "MOST_COMPARED", 11)
+    monkeypatch.setattr("lopsided.runs.results.MOST_COMPARED", 11)
     (tmp_path / NEAR_DUPLICATES).unlink()
     assert write_label_check(tmp_path, source, p, features)[1][1:] == [facts.near_duplicates_not_searched(11)]
     assert not (tmp_path / NEAR_DUPLICATES).exists()

@@ -22,7 +22,6 @@ from lopsided.data.images import Images, ordered_map
 from lopsided.data.inputs import Indices, Inputs, Part, inputs_of, row_batches
 from lopsided.data.stored import ImagePath, cells_of
 from lopsided.errors import DataError, InputError, RunError, sentence
-from lopsided.evaluation.decision import PLAIN, Decision
 from lopsided.evaluation.typicality import Bank
 from lopsided.inference.engine import Engine
 from lopsided.inference.feature_cache import Features, Shelf, cache_root
@@ -457,20 +456,14 @@ class SmallImages:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Probabilities (n, K) of named images. ``y_true`` holds indices into ``classes``; None without labels."""
+    """Probabilities (n, K) of named images, and the labels and the decided classes as indices."""
 
     names: tuple[str, ...]
-    classes: tuple[str, ...]
     probabilities: Floats
-    y_true: npt.NDArray[np.int64] | None = None
+    y_true: npt.NDArray[np.int64]
+    y_pred: npt.NDArray[np.int64]
     groups: npt.NDArray[np.str_] | None = None
     features: npt.NDArray[np.float32] | None = None
-    decision: Decision = PLAIN
-
-    @property
-    def y_pred(self) -> npt.NDArray[np.int64]:
-        """The class that the rule of the model decides for."""
-        return self.decision.decide(self.probabilities)
 
 
 def share_rows(num: int, ranks: Ranks) -> tuple[Indices, list[int]]:

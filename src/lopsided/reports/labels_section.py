@@ -14,7 +14,7 @@ from lopsided.reports.run_words import Facts
 from lopsided.reports.thumbnails import Thumbnails
 from lopsided.reports.wording import clean
 from lopsided.runs.folder import MAX_TABLE
-from lopsided.runs.labels import LABELS, NEAR_DUPLICATES, read_table
+from lopsided.runs.results import LABELS, NEAR_DUPLICATES, read_table
 
 SHOWN_PAIRS = 12
 """Number of pairs of near-duplicates that a page shows."""

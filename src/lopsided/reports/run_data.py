@@ -18,8 +18,8 @@ from lopsided.errors import RunError, sentence
 from lopsided.evaluation.decision import PROBABILITY
 from lopsided.facts import Fact
 from lopsided.runs.folder import LOG, MAX_TABLE, METRICS, PREDICTIONS, RECIPE, Run
-from lopsided.runs.labels import LABELS, read_table
 from lopsided.runs.metrics import Metrics, check_metrics
+from lopsided.runs.results import LABELS, read_table
 from lopsided.seeds import derive_seed
 
 Codes = npt.NDArray[np.int64]

@@ -39,7 +39,7 @@ from lopsided.recipe.rules import parse_rule
 from lopsided.recipe.views import AUTO
 from lopsided.runs import results
 from lopsided.runs.folder import PREDICTIONS, Run, read_metrics
-from lopsided.runs.labels import write_label_check
+from lopsided.runs.results import write_label_check
 
 if TYPE_CHECKING:
     from lopsided.models.model import Model, ModelCard
@@ -98,22 +98,14 @@ class FoldResults:
             if fact not in self.log.facts:  # A note of the first fold may have been logged when it was trained.
                 self.log.fact(fact)
         p, decided = settled[0]
-        test = Predictions(
-            names=self.source.names,
-            classes=self.classes,
-            probabilities=p,
-            y_true=self.source.labels,
-            groups=self.source.groups,
-            features=repeats[0].features,
-            decision=decision,
-        )
+        source = self.source
+        test = Predictions(source.names, p, source.labels, decided, source.groups, repeats[0].features)
         for fact in self._by_source(model, repeats[0], p):
             self.log.fact(fact)
         further = self._held_out(model, card)
         baseline, below = self._baseline(decided)
         for fact in below:
             self.log.fact(fact)
-        table = {"test": decided} | ({} if further is None else {"held_out": further.y_pred})
         evaluations: dict[str, dict[str, Any] | None] = {
             "val": None,
             "test": self._evaluated(repeats, settled, decision),
@@ -124,7 +116,7 @@ class FoldResults:
 
         card = save_model(self.folder, model, save_bank(self.folder, self._familiar(model, card), card))
         parts = {"test": test, "held_out": further}
-        results.write_tables(self.folder, parts, table, self.classes, repeats[0].folds)
+        results.write_tables(self.folder, parts, self.classes, repeats[0].folds)
         mean = np.mean([each for each, _ in settled], axis=0)
         wrong, checked = write_label_check(self.folder, self.source, mean, repeats[0].features)
         for fact in checked:
@@ -300,7 +292,7 @@ class FoldResults:
         if source is None:
             return None
         p = Scorer(model, card, cached="begun", batch_size=256).images(source.images)
-        return Predictions(source.names, card.classes, p, source.labels, source.groups, decision=card.decision)
+        return Predictions(source.names, p, source.labels, card.decision.decide(p), source.groups)
 
     def _evaluated(
         self, repeats: Sequence[_Scored], settled: Sequence[tuple[Floats, Codes]], decision: Decision

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +23,10 @@ from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.decision import PROBABILITY
 from lopsided.evaluation.doubt import measured_words
 from lopsided.evaluation.folds import decided_unseen, figures_by_rule
+from lopsided.evaluation.intervals import UNDEFINED, Estimate
+from lopsided.evaluation.labels import check_labels, count_wrong, duplicates_table, labels_table, near_duplicates
 from lopsided.evaluation.metrics import evaluate
-from lopsided.facts import Fact
+from lopsided.facts import Fact, notes
 from lopsided.recipe import Recipe
 from lopsided.recipe.rules import parse_rule
 from lopsided.runs.folder import FEATURES, FORMAT, METRICS, PREDICTIONS
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from lopsided.inference.scorer import Predictions
     from lopsided.models.model import ModelCard
     from lopsided.training.fit import Fitted
+
 
 DECISION_FIELDS = ("prior", "temperature", "bias", "calibrated_on", "decision")
 """The fields of a model card that say how the model decides. ``metrics.json`` repeats them."""
@@ -55,13 +60,13 @@ def environment(recipe: Recipe, num_ranks: int = 1) -> dict[str, Any]:
 
 def write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted, num_ranks: int) -> None:
     """Write the tables, the figures and, last, the metrics of a trained model."""
-    parts = {"val": fitted.val, "test": fitted.test, "held_out": fitted.held_out}
-    decided = {name: part.y_pred for name, part in parts.items() if part is not None}
-    val, card = fitted.val, fitted.card
-    if val is not None and val.y_true is not None and parse_rule(card.decision.rule).fitted:
+    card, val, held = fitted.card, fitted.val, None
+    if val is not None:
         held = HeldBack(val.probabilities, val.y_true, val.groups)
-        decided["val"] = decided_unseen(card.decision.rule, card.classes, card.prior, held, recipe.seed)
-    write_tables(folder, parts, decided, source.classes)
+        if parse_rule(card.decision.rule).fitted:
+            val = replace(val, y_pred=decided_unseen(card.decision.rule, card.classes, card.prior, held, recipe.seed))
+    parts = {"val": val, "test": fitted.test, "held_out": fitted.held_out}
+    write_tables(folder, parts, source.classes)
     joined, _ = training_source(source, fitted.splits)
     write_metrics(
         folder,
@@ -69,7 +74,10 @@ def write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted, 
         source,
         counts={name: joined.subset(indices).counts() for name, indices in fitted.splits.parts()},
         card=card,
-        evaluations={name: _figures(name, parts, decided, recipe.seed, fitted.card) for name in parts},
+        evaluations={
+            name: None if part is None else figures_of(part, card, recipe.seed, held, fitted_to=name == "val")
+            for name, part in parts.items()
+        },
         leaks=fitted.leaks,
         baseline=fitted.baseline,
         cautions=fitted.cautions,
@@ -82,13 +90,25 @@ def write_results(folder: Path, recipe: Recipe, source: Source, fitted: Fitted, 
 def write_tables(
     folder: Path,
     parts: Mapping[str, Predictions | None],
-    decided: Mapping[str, npt.NDArray[np.int64]],
     classes: Sequence[str],
     folds: npt.NDArray[np.int64] | None = None,
 ) -> None:
     """Write the predictions and the features of each split. ``folds`` numbers the fold of each test image."""
-    files.atomic_write(folder / PREDICTIONS, _table(parts, decided, classes, folds))
-    features = {name: part.features for name, part in parts.items() if part is not None and part.features is not None}
+    columns = ["split", "name", "group", "label", "predicted", *(f"{PROBABILITY}{name}" for name in classes)]
+    table: list[Sequence[object]] = [columns if folds is None else [*columns, "fold"]]
+    features = {}
+    for split, part in parts.items():
+        if part is None:
+            continue
+        groups = [""] * len(part.names) if part.groups is None else part.groups.tolist()
+        rows = zip(part.names, groups, part.y_true, part.y_pred, part.probabilities, strict=True)
+        for row, (name, group, label, predicted, p) in enumerate(rows):
+            numbers = (f"{value:.9g}" for value in p)
+            fold = [] if folds is None else [folds[row] if split == "test" else ""]
+            table.append([split, name, group, classes[label], classes[predicted], *numbers, *fold])
+        if part.features is not None:
+            features[split] = part.features
+    files.atomic_write(folder / PREDICTIONS, files.csv_text(table).encode(errors="surrogateescape"))
     files.atomic_write(folder / FEATURES, save(features))
 
 
@@ -136,37 +156,31 @@ def write_metrics(
     files.atomic_write(folder / METRICS, json.dumps(record, indent=2, allow_nan=False) + "\n")
 
 
-def figures_of(part: Predictions, card: ModelCard, seed: int) -> dict[str, Any] | None:
-    """Return the figures of images that neither training nor a fitted rule has used."""
-    return _figures("held_out", {"held_out": part, "val": None}, {"held_out": part.y_pred}, seed, card)
+def figures_of(
+    part: Predictions, card: ModelCard, seed: int, held: HeldBack | None = None, *, fitted_to: bool = False
+) -> dict[str, Any]:
+    """Return the figures of images by the rule of the model, and their UWA by several rules.
 
-
-def _figures(
-    split: str,
-    parts: Mapping[str, Predictions | None],
-    decided: Mapping[str, npt.NDArray[np.int64]],
-    seed: int,
-    card: ModelCard,
-) -> dict[str, Any] | None:
-    """Return the figures of a split by the rule of the model, and its UWA by several rules."""
-    part = parts[split]
-    if part is None or part.y_true is None:
-        return None
-    p, labels = part.probabilities, part.y_true
-    val = parts["val"]
-    held = None
-    if val is not None and val.y_true is not None and split != "val":
-        held = HeldBack(val.probabilities, val.y_true, val.groups)
-    costs = card.decision.costs or None
+    ``held`` are validation images, to which the rule tuned is fitted. ``fitted_to``: the part is these images.
+    """
+    shown, costs = HeldBack(part.probabilities, part.y_true, part.groups), card.decision.costs or None
     figures = evaluate(
-        labels, p, decided[split], classes=part.classes, seed=seed, groups=part.groups, costs=costs
+        part.y_true,
+        part.probabilities,
+        part.y_pred,
+        classes=card.classes,
+        seed=seed,
+        groups=part.groups,
+        costs=costs,
     ).to_dict()
-    if split == "val" and parse_rule(card.decision.rule).fitted:
+    if fitted_to and parse_rule(card.decision.rule).fitted:
         figures["notes"].append(FITTED_NOTE)
-    shown, fitted = HeldBack(p, labels, part.groups), split == "val"
-    figures["notes"] += measured_words(card.decision, shown, part.classes, fitted_to=fitted, seed=seed)
-    rules = ("plain", "balanced", "tuned")
-    return {**figures, "rules": figures_by_rule(rules, card.classes, card.prior, p, labels, held)}
+    figures["notes"] += measured_words(card.decision, shown, card.classes, fitted_to=fitted_to, seed=seed)
+    others = None if fitted_to else held
+    rules = figures_by_rule(
+        ("plain", "balanced", "tuned"), card.classes, card.prior, part.probabilities, part.y_true, others
+    )
+    return {**figures, "rules": rules}
 
 
 FITTED_NOTE = (
@@ -175,22 +189,42 @@ FITTED_NOTE = (
 )
 
 
-def _table(
-    parts: Mapping[str, Predictions | None],
-    decided: Mapping[str, npt.NDArray[np.int64]],
-    classes: Sequence[str],
-    folds: npt.NDArray[np.int64] | None,
-) -> bytes:
-    known = [] if folds is None else ["fold"]
-    columns = ["split", "name", "group", "label", "predicted", *(f"{PROBABILITY}{name}" for name in classes)]
-    table: list[Sequence[object]] = [[*columns, *known]]
-    for split, part in parts.items():
-        if part is None or part.y_true is None:
-            continue
-        groups = [""] * len(part.names) if part.groups is None else part.groups.tolist()
-        rows = zip(part.names, groups, part.y_true, decided[split], part.probabilities, strict=True)
-        for row, (name, group, label, predicted, p) in enumerate(rows):
-            numbers = (f"{value:.9g}" for value in p)
-            fold = [] if folds is None else [folds[row] if split == "test" else ""]
-            table.append([split, name, group, classes[label], classes[predicted], *numbers, *fold])
-    return files.csv_text(table).encode(errors="surrogateescape")
+LABELS, NEAR_DUPLICATES = "labels.csv", "near_duplicates.csv"
+MOST_COMPARED = 20_000
+"""Near-duplicates are searched among at most this many images. The time grows with the square of the number."""
+
+
+def write_label_check(
+    folder: Path, source: Source, p: npt.NDArray[np.float64], features: npt.NDArray[np.float32] | None
+) -> tuple[Estimate, list[Fact]]:
+    """Write the tables of the label check. Return how many labels are probably wrong, and notes for the log."""
+    groups = None if source.groups is None else source.groups.tolist()
+    names, classes, labels = source.names, source.classes, source.labels
+    check = check_labels(labels, p)
+    files.atomic_write(folder / LABELS, labels_table(check, names, classes, groups))
+    wrong, facts = UNDEFINED, []
+    if len(np.unique(labels)) > 1:  # Images of one class have no other label that they could have.
+        wrong = count_wrong(labels, p, groups)
+        facts = [notes.wrong_labels(wrong.value, wrong.low, wrong.high, len(source), check.num_suspects, LABELS)]
+    if features is None or not np.isfinite(features).all():
+        return wrong, facts
+    if len(source) > MOST_COMPARED:
+        return wrong, [*facts, notes.near_duplicates_not_searched(MOST_COMPARED)]
+    pairs = near_duplicates(features, labels, groups)
+    files.atomic_write(folder / NEAR_DUPLICATES, duplicates_table(pairs, names, labels.tolist(), classes, groups))
+    across = sum(pair.across == "label" for pair in pairs)
+    if across:
+        facts.append(notes.near_duplicates(across, NEAR_DUPLICATES))
+    if len(pairs) > across:
+        facts.append(notes.alike_images(len(pairs) - across, NEAR_DUPLICATES))
+    return wrong, facts
+
+
+def read_table(path: Path, limit: int) -> list[dict[str, Any]]:
+    """Return the rows of one of the tables; no rows if the file is missing, too large or not a table."""
+    try:
+        files.check_regular(path, limit)
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as table:
+            return [row for row in csv.DictReader(table) if None not in row and None not in row.values()]
+    except (OSError, csv.Error, ValueError):
+        return []

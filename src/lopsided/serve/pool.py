@@ -18,7 +18,7 @@ from lopsided.errors import InputError
 from lopsided.inference.pool import find_images, is_table
 from lopsided.runs.folder import MAX_TABLE
 from lopsided.runs.known import Labelled
-from lopsided.runs.labels import LABELS, read_table
+from lopsided.runs.results import LABELS, read_table
 from lopsided.serve.gallery import Gallery
 from lopsided.serve.journal import GROUP
 from lopsided.serve.model import Served

@@ -352,12 +352,11 @@ def _predictions(trainer: Trainer, source: Source, rows: Any, part: Part | None)
     probabilities, features = trainer.score(part)
     return Predictions(
         names=tuple(source.names[i] for i in rows),
-        classes=source.classes,
         probabilities=probabilities,
         y_true=part.labels,
+        y_pred=trainer.card.decision.decide(probabilities),
         groups=None if source.groups is None else source.groups[rows],
         features=features,
-        decision=trainer.card.decision,
     )
 
 
