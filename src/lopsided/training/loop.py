@@ -30,8 +30,7 @@ from lopsided.recipe import Classifier, EncoderTraining
 from lopsided.stopping import STOPPING
 from lopsided.training.batch_norm import BatchStatistics
 from lopsided.training.batches import Batch, Indices, cut, loaded_positions, make_mixer
-from lopsided.training.checkpoint import Checkpoint, restore_training, training_tensors
-from lopsided.training.midway import Midway, midway_tensors, summed
+from lopsided.training.checkpoint import Checkpoint, Midway, midway_tensors, restore_training, summed, training_tensors
 from lopsided.training.optimizers import make_optimizer
 from lopsided.training.selection import Judged
 from lopsided.training.step import Found, Precision, Sharpness, Step
