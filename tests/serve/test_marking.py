@@ -32,7 +32,7 @@ class Clock:
 @pytest.fixture(scope="module")
 def scored(bench: Bench, pool: Path) -> Any:
     """The pool, scored once."""
-    from lopsided.runs.known import labelled_images
+    from lopsided.runs.find import labelled_images
     from lopsided.serve.pool import Pool, doubtful
 
     found = Pool([str(pool)])

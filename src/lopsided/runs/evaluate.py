@@ -18,7 +18,6 @@ from lopsided.facts import Fact, notes
 from lopsided.inference.evaluate import check_labelled, evaluate_model, list_labelled
 from lopsided.recipe.views import parse_tta
 from lopsided.runs.folder import named_focus
-from lopsided.runs.known import trained_digests
 from lopsided.runs.progress import Counting
 from lopsided.runs.reopen import (
     columns_of,
@@ -26,6 +25,7 @@ from lopsided.runs.reopen import (
     open_model,
     open_own_split,
     open_use,
+    trained_digests,
     trained_on,
     use_views,
 )

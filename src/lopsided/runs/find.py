@@ -13,24 +13,26 @@ from typing import TypeAlias
 
 import numpy as np
 
-from lopsided.data.images import Progress
+from lopsided.data.images import FileImages, Progress
+from lopsided.data.inputs import StreamedInputs
 from lopsided.data.listed import Listed
+from lopsided.data.prepare import Sources, training_source
 from lopsided.data.sources.listing import Listing
 from lopsided.data.sources.names import Twins, suggest_names
 from lopsided.data.sources.vectors import is_vectors
+from lopsided.data.splits import Splits
 from lopsided.data.stored import ImagePath, described, is_address
-from lopsided.errors import InputError, sentence
+from lopsided.errors import InputError, LopsidedError, RunError, sentence
 from lopsided.evaluation.typicality import Bank
 from lopsided.facts import Fact, cautions, notes
 from lopsided.inference.feature_cache import cache_limit
 from lopsided.inference.find import By, Question, Result, Search
-from lopsided.inference.neighbours import Features, Known
+from lopsided.inference.neighbours import MOST, Features, Known
 from lopsided.inference.pool import PACK, Mapper, find_images, packs
 from lopsided.inference.predict import Answer, Use, answers_of, vector_answers
 from lopsided.inference.scorer import Scorer
 from lopsided.models.model import Model, ModelCard
-from lopsided.runs.folder import named_focus
-from lopsided.runs.known import Labelled, digests_of, known_features, labelled_images
+from lopsided.runs.folder import RECIPE, Run, named_focus
 from lopsided.runs.progress import Counting
 from lopsided.runs.reopen import columns_of, open_familiarity, open_model, open_use
 
@@ -115,7 +117,9 @@ def find_in_pool(
         return (path for path in listing()[1] if isinstance(path, Path))  # There are no others, see above.
 
     with counting("finding") as count:
-        here = nullcontext(partial(scorer.map, count=_within(count, total)))
+        # A pack tells its number and how many of its images are done.
+        within = None if count is None else lambda number, done: count(min(number * PACK + done, total), total)
+        here = nullcontext(partial(scorer.map, count=within))
         with here if elsewhere is None else elsewhere(known) as mapper:
             compared = partial(_compared_features, scorer, columns)
             result = search.run(paths_of_pool, total, out, mapper, features=compared, progress=count)
@@ -147,11 +151,6 @@ def _compared_features(scorer: Scorer, columns: Sequence[str], paths: Sequence[P
     scored = scorer.stream(described(path, blank) for path in paths)
     kept = [scorer.split_views(each.features) for each in scored if each.features is not None]
     return scorer.engine.compared(np.concatenate([scorer.engine.average(views) for views in kept]))
-
-
-def _within(count: Progress | None, total: int) -> Progress | None:
-    """Return what counts the images of a pack, given its number and how many of its images are done."""
-    return None if count is None else lambda number, done: count(min(number * PACK + done, total), total)
 
 
 def is_cached(total: int, views: int, width: int) -> bool:
@@ -216,3 +215,83 @@ def answering(
     else:
         with elsewhere(None) as mapper:
             yield answers_of(mapper(packs(paths)), use)
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """The labelled images of a run that are files, with their digests. ``problem`` says why there are none."""
+
+    images: FileImages
+    labels: tuple[str, ...]
+    digests: tuple[str, ...]
+    problem: str = ""
+    names: tuple[str, ...] = ()
+
+
+def labelled_images(folder: Path, progress: Progress | None = None) -> Labelled:
+    """Open the images of all splits of a run again, from where `fit` found them. Files that are gone are left out."""
+    try:
+        if not (folder / RECIPE).is_file():
+            raise RunError(f"{folder} holds no {RECIPE}, so the images that it was trained on are not known.")
+        source = Sources().drawn(Run.open(folder).recipe, more=True)
+        source, _ = training_source(source, Splits.of_all(len(source)))
+    except LopsidedError as error:
+        return Labelled(FileImages([], 3), (), (), str(error))
+    images = source.images
+    if not isinstance(images, FileImages):
+        return Labelled(FileImages([], 3), (), (), f"The images of {source.name} are not files.")
+    readable = images.hashed(progress=progress)
+    places = {path: row for row, path in enumerate(images.paths)}
+    rows = [places[path] for path in readable.paths]
+    return Labelled(
+        readable,
+        tuple(source.classes[source.labels[row]] for row in rows),
+        tuple(readable.digest(np.arange(len(readable)))),
+        names=tuple(source.names[row] for row in rows),
+    )
+
+
+def digests_of(named: Sequence[str], *, allow_outside: bool = False) -> set[str]:
+    """Return the digests of the readable images in files, folders and tables."""
+    if not named:
+        return set()
+    images = FileImages(list(find_images(named, Listed(allow_outside=allow_outside))[1])).hashed()
+    return set(images.digest(np.arange(len(images))))
+
+
+def known_features(
+    scorer: Scorer,
+    labelled: Labelled,
+    label: str,
+    like: Sequence[str] = (),
+    progress: Progress | None = None,
+    *,
+    allow_outside: bool = False,
+) -> Known:
+    """Return the features of known images of a class, and of known images of the other classes.
+
+    ``like`` are files, folders and tables of images of the class; they replace those of the run.
+    """
+    wanted = labelled.images.take(np.array([i for i, name in enumerate(labelled.labels) if name == label], dtype=int))
+    if like:
+        wanted = FileImages(list(find_images(like, Listed(allow_outside=allow_outside))[1]), 3)
+    if not len(wanted):
+        why = labelled.problem or f"The run has no image of {label}."
+        raise InputError(f"{why} So there are no known images of {label} to compare with. Name some with --like.")
+    others = labelled.images.take(np.array([i for i, name in enumerate(labelled.labels) if name != label], dtype=int))
+    parts = [_features(scorer, each, progress) for each in (wanted, others)]
+    if not len(parts[0]):
+        raise InputError(sentence("the known images must be readable", f"none of {len(wanted):,}"))
+    return Known(*parts)
+
+
+def _features(scorer: Scorer, images: FileImages, progress: Progress | None) -> Features:
+    """Return the features of readable images, at most ``MOST`` of them, evenly over their order."""
+    rows = np.arange(len(images))
+    if len(rows) > MOST:
+        rows = np.linspace(0, len(rows) - 1, MOST).round().astype(np.int64)
+    images = images.take(rows)
+    broken = {index for index, _ in images.unreadable()}
+    images = images.take(np.array([row for row in range(len(images)) if row not in broken], dtype=np.int64))
+    inputs = StreamedInputs(images, scorer.card.image_size, scorer.card.channels)
+    return scorer.engine.compared(scorer.features(inputs, images.digest(np.arange(len(images))), progress))

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lopsided import files
+from lopsided.data.images import FileImages
 from lopsided.data.prepare import Sources, split_source, training_source
 from lopsided.data.sources import SOURCE_NAMES, Source
+from lopsided.data.splits import Splits
 from lopsided.data.stored import is_address
-from lopsided.errors import InputError, RunError, sentence
+from lopsided.errors import InputError, LopsidedError, RunError, sentence
 from lopsided.evaluation.calibration import HeldBack
 from lopsided.evaluation.decision import PROBABILITY
 from lopsided.evaluation.typicality import LEVEL, check_level
@@ -195,3 +197,18 @@ def trained_on(folder: str | os.PathLike[str], data: str | os.PathLike[str]) -> 
         return source == os.fspath(data)
     then, now = Path(os.path.realpath(source)), Path(os.path.realpath(data))
     return then.is_relative_to(now) or now.is_relative_to(then)
+
+
+def trained_digests(folder: Path) -> set[str]:
+    """Return the digests of the images that a model was trained on, as far as they are where `fit` found them."""
+    try:
+        recipe = Run.open(folder).recipe
+        source = Sources().drawn(recipe, more=True)
+        is_split = recipe.data.folds is None or recipe.data.fold is not None
+        splits = split_source(recipe, source) if is_split else Splits.of_all(len(source))
+        joined, splits = training_source(source, splits)
+        images = joined.images.take(splits.train)
+        images = images.hashed() if isinstance(images, FileImages) else images
+        return set(images.digest(np.arange(len(images))))
+    except (LopsidedError, OSError):
+        return set()

@@ -19,8 +19,8 @@ from lopsided.data.stored import Sent
 from lopsided.errors import InputError
 from lopsided.inference.predict import Use
 from lopsided.reports.find_page import Picture, picture
+from lopsided.runs.find import labelled_images
 from lopsided.runs.folder import Run
-from lopsided.runs.known import labelled_images
 from lopsided.runs.reopen import columns_of
 from lopsided.serve.counters import Counters
 from lopsided.serve.gallery import Gallery

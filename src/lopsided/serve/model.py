@@ -24,8 +24,8 @@ from lopsided.inference.predict import Use, choose_use
 from lopsided.inference.scorer import BATCH, Scorer
 from lopsided.models.blocks.columns import encode
 from lopsided.recipe.blocks import Cells
+from lopsided.runs.find import Labelled
 from lopsided.runs.folder import RECIPE, Run
-from lopsided.runs.known import Labelled
 from lopsided.runs.reopen import held_back, open_familiarity, open_model, open_use
 from lopsided.serve.gallery import Gallery
 from lopsided.serve.requests import Row

@@ -16,8 +16,8 @@ from lopsided.data.sources.listing import Inside, read_columns
 from lopsided.data.stored import ImagePath, cells_of, is_address
 from lopsided.errors import InputError
 from lopsided.inference.pool import find_images, is_table
+from lopsided.runs.find import Labelled
 from lopsided.runs.folder import MAX_TABLE
-from lopsided.runs.known import Labelled
 from lopsided.runs.results import LABELS, read_table
 from lopsided.serve.gallery import Gallery
 from lopsided.serve.journal import GROUP
