@@ -32,8 +32,16 @@ from torch import Tensor, nn
 from lopsided import __version__
 from lopsided.data.augment import to_float
 from lopsided.errors import RunError
-from lopsided.files import atomic_write, check_regular, reading_tensors, remove_leftovers
-from lopsided.inference.feature_cache import GRAPHS, Features, cache_limit, cache_root, make_cache_folder, trim
+from lopsided.files import atomic_write, check_regular, remove_leftovers
+from lopsided.inference.feature_cache import (
+    GRAPHS,
+    Features,
+    cache_limit,
+    cache_root,
+    make_cache_folder,
+    read_or_remove,
+    trim,
+)
 from lopsided.models.encoders import LateEncoder, weights_hash
 from lopsided.models.graph import INPUT, OUTPUT, to_onnx
 from lopsided.models.machine import evaluating
@@ -298,22 +306,14 @@ def load_graph(path: Path) -> tuple[bytes, Features] | None:
     """Return a graph and the features of one image, or None if the file is missing or damaged."""
     from safetensors.numpy import load
 
-    try:
+    def read() -> tuple[bytes, Features] | None:
         check_regular(path)
-        with reading_tensors():
-            content = load(path.read_bytes())
+        content = load(path.read_bytes())
         graph, expected, checksum = (content[name] for name in ("graph", "expected", "checksum"))
-        if expected.dtype == np.float32 and checksum.tobytes() == _checksum(graph, expected):
-            with suppress(OSError):
-                os.utime(path)  # The time of the last use.
-            return graph.tobytes(), expected
-    except OSError:
-        return None
-    except (ValueError, KeyError):
-        pass
-    with suppress(OSError):
-        path.unlink()
-    return None
+        is_right = expected.dtype == np.float32 and checksum.tobytes() == _checksum(graph, expected)
+        return (graph.tobytes(), expected) if is_right else None
+
+    return read_or_remove(path, read, used=True)
 
 
 def store_graph(path: Path, graph: bytes, expected: Features) -> None:

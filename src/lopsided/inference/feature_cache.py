@@ -30,7 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ from lopsided.errors import InputError, RunError, sentence
 from lopsided.files import atomic_write, check_regular, disk_errors, make_folder, reading_tensors, remove_leftovers
 
 Features = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 FORMAT = 1
 GRAPHS = "graphs-1"
@@ -366,47 +367,53 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def _read_keys(path: Path) -> list[bytes] | None:
-    """Return the keys of a pack, or None if the file is missing or damaged. A damaged file is removed."""
+    """Return the keys of a pack, or None if the file is missing or damaged."""
     from safetensors import safe_open
 
-    try:
+    def read() -> list[bytes] | None:
         check_regular(path)
-        with reading_tensors(), safe_open(path, framework="np") as file:
+        with safe_open(path, framework="np") as file:
             keys = file.get_tensor("keys")
-        if keys.dtype == np.uint8 and keys.ndim == 2 and keys.shape[1] == hashlib.sha256().digest_size:
-            return [row.tobytes() for row in keys]
-    except OSError:
-        return None
-    except ValueError:
-        pass
-    _remove(path)
-    return None
+        is_right = keys.dtype == np.uint8 and keys.ndim == 2 and keys.shape[1] == hashlib.sha256().digest_size
+        return [row.tobytes() for row in keys] if is_right else None
+
+    return read_or_remove(path, read)
 
 
 def _read_pack(path: Path, width: int) -> tuple[list[bytes], Features] | None:
-    """Return keys and features of a pack, or None if the file is missing or damaged. A damaged file is removed."""
+    """Return keys and features of a pack, or None if the file is missing or damaged."""
     from safetensors.numpy import load
 
+    def read() -> tuple[list[bytes], Features] | None:
+        content = load(path.read_bytes())
+        keys, features = content["keys"], content["features"]
+        if features.shape != (len(keys), width) or features.dtype != np.float32:
+            return None
+        if _checksum(content) != _about(path).get("sha256") or not np.isfinite(features).all():
+            return None
+        return [row.tobytes() for row in keys], features
+
+    return read_or_remove(path, read, used=True)
+
+
+def read_or_remove(path: Path, read: Callable[[], T | None], *, used: bool = False) -> T | None:
+    """Return what ``read`` makes of a file of tensors, or None. A damaged file, of which it makes None, is removed.
+
+    ``used``: the time of the file becomes that of its last use.
+    """
     try:
         with reading_tensors():
-            content = load(path.read_bytes())
-        keys, features = content["keys"], content["features"]
-        right = features.shape == (len(keys), width) and features.dtype == np.float32
-        if right and _checksum(content) == _about(path).get("sha256") and np.isfinite(features).all():
-            with suppress(OSError):
-                os.utime(path)  # The time of the last use.
-            return [row.tobytes() for row in keys], features
+            found = read()
     except OSError:
         return None
     except (ValueError, KeyError):
-        pass
-    _remove(path)
-    return None
-
-
-def _remove(path: Path) -> None:
+        found = None
     with suppress(OSError):
-        path.unlink()
+        if found is None:
+            path.unlink()
+        elif used:
+            os.utime(path)
+    return found
 
 
 class ReadableImages:

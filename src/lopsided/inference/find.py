@@ -17,10 +17,11 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter, ValidationError
 
 from lopsided import files
 from lopsided.data.decoding import hash_file
@@ -34,8 +35,7 @@ from lopsided.inference.predict import SHOWN, Familiarity, Use, unreadable_path
 FORMAT = 3
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """An image that came among the first. ``position`` is its place in the pool."""
 
     position: int
@@ -61,16 +61,6 @@ class Entry:
     rows: tuple[Row, ...]
     unfamiliar: int = 0
     """Images that are left out because they are unlike the training images."""
-
-    def to_json(self) -> str:
-        """Return one line."""
-        rows = [
-            [row.position, row.path, row.probability, row.nearness, row.digest, row.typicality, row.unfamiliar]
-            for row in self.rows
-        ]
-        pack = {"pack": self.pack, "key": self.key, "stamp": self.stamp, "content": self.content}
-        counts = {"images": self.images, "known": self.known, "unfamiliar": self.unfamiliar}
-        return json.dumps({**pack, **counts, "unreadable": self.unreadable, "rows": rows}, allow_nan=False)
 
     def is_of(self, pack: Pack) -> bool:
         """Return whether the images of a pack are those that were scored. They are read only if a file looks changed.
@@ -104,7 +94,7 @@ class Journal:
 
     def add(self, entry: Entry) -> None:
         """Append one pack."""
-        files.append_line(self.path, entry.to_json())
+        files.append_line(self.path, json.dumps(vars(entry), allow_nan=False))
 
     def entries(self) -> Iterator[Entry]:
         """Yield the finished packs in order. Lines that a kill left unfinished are skipped."""
@@ -130,26 +120,12 @@ class Journal:
 def _entry(content: Any) -> Entry | None:
     """Return the entry of a line, or None if it is none. A journal is untrusted like any file."""
     try:
-        rows = tuple(
-            Row(
-                int(position),
-                str(path),
-                float(p),
-                None if near is None else float(near),
-                str(digest),
-                None if typical is None else float(typical),
-                None if unfamiliar is None else bool(unfamiliar),
-            )
-            for position, path, p, near, digest, typical, unfamiliar in content["rows"]
-        )
-        unreadable = tuple((str(path), str(reason)) for path, reason in content["unreadable"])
-        pack, images, known, unfamiliar = (int(content[name]) for name in ("pack", "images", "known", "unfamiliar"))
-        key, stamp, digests = (str(content[name]) for name in ("key", "stamp", "content"))
-        return Entry(pack, key, stamp, digests, images, known, unreadable, rows, unfamiliar)
-    except (KeyError, TypeError, ValueError, OverflowError):
+        return _ENTRIES.validate_python(content)
+    except ValidationError:
         return None
 
 
+_ENTRIES = TypeAdapter(Entry)
 By = Literal["probability", "neighbours", "both"]
 MOST = 100_000
 """The largest number of images that a search lists."""
@@ -419,8 +395,3 @@ def write_found(result: Result, label: str, out: Path) -> None:
 def page_path(out: Path) -> Path:
     """Return the path of the page, next to the table ``out``."""
     return out.with_suffix(".html")
-
-
-def absolute(path: str) -> str:
-    """Return a path that is valid in any folder. Links are kept."""
-    return os.path.abspath(path)

@@ -115,7 +115,9 @@ def export_hub(
                 )
             (scratch / README).write_text(readme, encoding="utf-8")
             _copy_licence(card, scratch)
-            scratch.chmod(0o777 & ~_umask())  # A temporary folder is for its owner alone.
+            umask = os.umask(0)  # It can only be read by setting it.
+            os.umask(umask)
+            scratch.chmod(0o777 & ~umask)  # A temporary folder is for its owner alone.
             if target.is_dir():
                 target.rmdir()
             scratch.rename(target)
@@ -296,9 +298,3 @@ def _difference(expected: Tensor, found: Tensor, what: str) -> float:
         got = f"a difference of {difference:.2g}"
         raise RunError(sentence(f"timm must give the {what} of the model within {TOLERANCE:g}", got, _INSTEAD))
     return difference
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

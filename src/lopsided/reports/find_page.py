@@ -18,7 +18,7 @@ from PIL import Image
 from lopsided import files
 from lopsided.data.decoding import UnreadableImageError, read_image
 from lopsided.data.images import Progress, ordered_map
-from lopsided.inference.find import Row, absolute, page_path, write_found
+from lopsided.inference.find import Row, page_path, write_found
 from lopsided.recipe.words import amount
 from lopsided.reports.page import LIMIT, render
 from lopsided.reports.wording import clean, number, probability, signed
@@ -109,7 +109,7 @@ def _item(row: Row, rank: int, small: Picture | None) -> dict[str, Any]:
     return {
         "rank": rank,
         "path": row.path,
-        "full": absolute(row.path),
+        "full": os.path.abspath(row.path),
         "p": number(row.probability) if row.probability > 0.5 else probability(row.probability),
         "near": "" if row.nearness is None else signed(row.nearness),
         "picture": "" if small is None else base64.b64encode(small.content).decode(),
