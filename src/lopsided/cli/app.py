@@ -114,7 +114,8 @@ def main(arguments: list[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     let_threads_sleep()
     code = run(arguments, process_age())
-    if _is_rank() or (code in (130, 143) and _is_decoding()):
+    is_rank = "torch.distributed" in sys.modules and os.environ.get("WORLD_SIZE", "1") != "1"
+    if is_rank or (code in (130, 143) and _is_decoding()):
         # A normal exit was seen to end one rank in ten with SIGABRT, after success and after errors: a thread of torch
         # is still there when it is taken apart. The launcher then ended the other ranks, which were still writing.
         with contextlib.suppress(OSError):
@@ -148,11 +149,6 @@ def _is_decoding() -> bool:
     """Return whether threads decode images, which a normal exit waits for. Some decoders cannot be interrupted."""
     images = sys.modules.get("lopsided.data.images")
     return images is not None and any(thread.name.startswith(images.DECODING) for thread in threading.enumerate())
-
-
-def _is_rank() -> bool:
-    """Return whether the process trained, or tried to train, as one of several ranks."""
-    return "torch.distributed" in sys.modules and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 @cached
@@ -258,7 +254,9 @@ def _end(error: BaseException, arguments: list[str] | None = None) -> int:
         traceback.print_exception(error)
     if not quiet:
         who = "lopsided" if rank == "0" else f"lopsided, rank {rank}"
-        print(f"{who}: {printable(_cut(text))}", file=sys.stderr)
+        if len(text) > _LONGEST:  # A name in a message can have any length.
+            text = f"{text[: _LONGEST // 2]}\N{HORIZONTAL ELLIPSIS}{text[-_LONGEST // 4 :]}"
+        print(f"{who}: {printable(text)}", file=sys.stderr)
     return code
 
 
@@ -290,11 +288,6 @@ def _has_folder() -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _cut(text: str) -> str:
-    """Cut the middle of a very long text. A name in a message can have any length."""
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\N{HORIZONTAL ELLIPSIS}{text[-_LONGEST // 4 :]}"
 
 
 def _is_usage(error: BaseException) -> bool:

@@ -183,6 +183,7 @@ def _recipes() -> Iterator[Finding]:
     """Yield how fast the recipes with frozen encoders see new images."""
     from lopsided.errors import LopsidedError
     from lopsided.recipe import named_recipe
+    from lopsided.reports.wording import duration
     from lopsided.runs.features import images_per_second
 
     for name in ("quick", "thorough"):
@@ -191,12 +192,8 @@ def _recipes() -> Iterator[Finding]:
         except LopsidedError as error:
             yield Finding(name, "not possible", str(error), ok=False)
         else:
-            meaning = f"features of 1,000 new images take about {_duration(1000 / speed)}, also in predict and find"
+            meaning = f"features of 1,000 new images take about {duration(1000 / speed)}, also in predict and find"
             yield Finding(name, f"{speed:.3g} images a second", meaning)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _downloaded() -> Iterator[str]:

@@ -137,7 +137,8 @@ def data(
         if as_json:
             show_json(sources)
         else:
-            show(table(["source", "found", "where"], ([s["name"], _yes(s["found"]), s["where"]] for s in sources)))
+            rows = [[each["name"], "yes" if each["found"] else "no", each["where"]] for each in sources]
+            show(table(["source", "found", "where"], rows))
         return
     from lopsided.inference.feature_cache import ReadableImages
     from lopsided.runs.progress import counter
@@ -179,10 +180,6 @@ def _write_sample(folder: Path, data: str | None, *, as_json: bool) -> None:
     for path, counts in written.items():
         show(f"{path}: {', '.join(f'{number} {name}' for name, number in counts.items())}")
     show(f"Train on them: lopsided fit {shlex.quote(str(folder))}")
-
-
-def _yes(found: bool) -> str:
-    return "yes" if found else "no"
 
 
 def _in_words(facts: Mapping[str, Any]) -> str:

@@ -128,7 +128,8 @@ def reproduce(
     stem = _stem(table, plan, losses=losses, preset=preset, recipe=recipe)
     failed: Sequence[Failure] = ()
     if records is not None:
-        _refuse_training(work, runs=runs, quick=quick)
+        own = {f"--{name.replace('_', '-')}": value or None for name, value in vars(work).items()}
+        sweeping.refuse({"--runs": runs, "--quick": quick, **own}, "is for training", "--records")
         columns = "--values" if values else "--losses" if losses else ""
         comparison = _from_file(records, plan, "--scenarios" if scenarios else "", columns, quiet)
     else:
@@ -140,12 +141,6 @@ def reproduce(
     _show(comparison, written, failed, plan.left_out, out, as_json, from_records=records is not None)
     if failed:
         raise typer.Exit(1)
-
-
-def _refuse_training(work: sweeping.Work, *, runs: int | None, quick: bool) -> None:
-    """Raise an error if an option is given that has no effect on records."""
-    own = {f"--{name.replace('_', '-')}": value or None for name, value in vars(work).items()}
-    sweeping.refuse({"--runs": runs, "--quick": quick, **own}, "is for training", "--records")
 
 
 def _train(plan: Plan, out: Path, work: sweeping.Work, *, quiet: bool) -> tuple[str, list[Failure]]:

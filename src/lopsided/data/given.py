@@ -72,9 +72,7 @@ def given_images(values: Any) -> Images | None:
     images (see ``source_from_arrays``). Relative paths are below the working folder.
     """
     if hasattr(values, "columns"):
-        if PATH not in values.columns:
-            return None
-        values = values[PATH]
+        values = values[PATH] if PATH in values.columns else ()
     if getattr(values, "ndim", 0) in (3, 4):
         return source_from_arrays(values).images
     entries = _entries(values)
@@ -85,7 +83,13 @@ def given_images(values: Any) -> Images | None:
     if other is not None:
         got = f"{_named(entries[0])} in entry 0 and {_named(entries[other])} in entry {other}"
         raise InputError(sentence("all images must be of one kind: paths, Pillow images or arrays", got))
-    return _MAKE[kinds[0]](entries)
+    if kinds[0] == "path":
+        return FileImages([Path(entry).expanduser() for entry in entries])
+    if kinds[0] == "picture":
+        return Pictures([flat_image(entry, f"image {place}") for place, entry in enumerate(entries)])
+    if len({tuple(entry.shape) for entry in entries}) > 1:
+        return Pictures([_picture(entry) for entry in entries])
+    return source_from_arrays(_stacked(entries)).images
 
 
 def given_columns(values: Any, columns: Sequence[str], images: Images) -> Images:
@@ -106,23 +110,6 @@ def _texts(column: Any) -> list[str]:
     """Return the cells of a column of a data frame as texts, as a CSV file would have them: 3, not 3.0."""
     whole = (isinstance(value, float) and value.is_integer() for value in column)
     return [str(int(value)) if is_whole else str(value) for value, is_whole in zip(column, whole, strict=True)]
-
-
-def _of_paths(entries: Sequence[Any]) -> Images:
-    return FileImages([Path(entry).expanduser() for entry in entries])
-
-
-def _of_pictures(entries: Sequence[Any]) -> Images:
-    return Pictures([flat_image(entry, f"image {place}") for place, entry in enumerate(entries)])
-
-
-def _of_arrays(entries: Sequence[Any]) -> Images:
-    if len({tuple(entry.shape) for entry in entries}) > 1:
-        return Pictures([_picture(entry) for entry in entries])
-    return source_from_arrays(_stacked(entries)).images
-
-
-_MAKE = {"path": _of_paths, "picture": _of_pictures, "array": _of_arrays}
 
 
 def _entries(values: Any) -> list[Any]:

@@ -271,7 +271,8 @@ class FileImages(Images):
         glances: Sequence[int] = (),
     ) -> list[tuple[int, UnreadableImageError]]:
         """Return the errors of the unreadable files, with their indices."""
-        unread = list(dict.fromkeys(path for path in self.paths if not self._is_checked(path)))
+        checked = {path for path, facts in self._facts.items() if facts.error or facts.header}
+        unread = list(dict.fromkeys(path for path in self.paths if path not in checked))
         wanted = {self.paths[index] for index in glances}
 
         def look(path: ImagePath) -> FileFacts:
@@ -300,10 +301,6 @@ class FileImages(Images):
     def headers(self) -> list[Header]:
         """Return what is known of each image."""
         return [self._header(path) for path in self.paths]
-
-    def _is_checked(self, path: ImagePath) -> bool:
-        facts = self._facts.get(path)
-        return facts is not None and bool(facts.error or facts.header)
 
     def check_sizes(self) -> None:
         """Raise unless all headers have the same size. Loading without ``image_size`` requires this."""

@@ -196,11 +196,6 @@ def _inverse(counts: Sequence[int], _: Mapping[str, Any]) -> list[float]:
     return [1 / max(count, 1) for count in counts]
 
 
-def _inverse_powers(counts: Sequence[int], values: Mapping[str, Any]) -> list[float]:
-    """Return n^-tau: logit adjustment adds tau log n to the logits in training, and the model predicts without it."""
-    return [max(count, 1) ** -values["tau"] for count in counts]
-
-
 def _effective(counts: Sequence[int], values: Mapping[str, Any]) -> list[float]:
     """Return the weights by the effective number of samples, (1 - beta) / (1 - beta^n)."""
     beta = values["beta"]
@@ -368,7 +363,8 @@ _BUILT_IN = (
             ),
         ),
         short="logit-adjusted",
-        reweighs=_inverse_powers,
+        # Adjustment adds tau log n to the logits in training, and the model predicts without it.
+        reweighs=lambda counts, values: [max(count, 1) ** -values["tau"] for count in counts],
         soft_labels=True,
     ),
     Loss(

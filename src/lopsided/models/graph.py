@@ -335,10 +335,6 @@ def _pair(value: Any) -> list[int]:
     return [int(value), int(value)] if isinstance(value, int) else [int(one) for one in value]
 
 
-def _same(graph: Graph, x: str, *_: Any) -> str:
-    return x
-
-
 def _node(kind: str, **attributes: Any) -> Callable[..., str]:
     def translate(graph: Graph, x: str, *_: Any) -> str:
         return graph.add(kind, [x], **attributes)
@@ -388,10 +384,6 @@ def _pool_call(graph: Graph, x: str, arguments: Sequence[Any], named: dict[str, 
     return graph.add("GlobalAveragePool", [x])
 
 
-def _adaptive(graph: Graph, x: str, layer: Any) -> str:
-    return _pool_call(graph, x, (layer.output_size,), {})
-
-
 def _select_pool(graph: Graph, x: str, layer: Any) -> str:
     """Translate timm's global pooling, if it is an average over the map."""
     if layer.pool_type not in ("avg", "fast", "fastavg"):
@@ -414,7 +406,7 @@ def _layers() -> tuple[tuple[tuple[type, ...], Callable[..., str]], ...]:
     from timm.layers.drop import DropPath
 
     return (
-        ((nn.Identity, nn.Dropout, nn.Dropout2d, DropPath), _same),
+        ((nn.Identity, nn.Dropout, nn.Dropout2d, DropPath), lambda graph, x, *_: x),
         ((nn.ReLU6,), _relu6),
         ((nn.ReLU,), _node("Relu")),
         ((nn.SiLU,), _silu),
@@ -422,7 +414,7 @@ def _layers() -> tuple[tuple[tuple[type, ...], Callable[..., str]], ...]:
         ((nn.Hardswish,), _node("HardSwish")),
         ((nn.Hardsigmoid,), _hardsigmoid),
         ((nn.Flatten,), _flatten_layer),
-        ((nn.AdaptiveAvgPool2d,), _adaptive),
+        ((nn.AdaptiveAvgPool2d,), lambda graph, x, layer: _pool_call(graph, x, (layer.output_size,), {})),
         ((SelectAdaptivePool2d,), _select_pool),
     )
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import linear_regression
 from typing import Any, Literal, TypeAlias
 
 from lopsided.evaluation.intervals import Estimate, mean_interval
@@ -332,14 +333,9 @@ def _eta_helps_the_lopsided(values: Values, split: str, figures: Sequence[str]) 
             for seed in seeds
         }
         found.points[gain] = {seed: points[-1] for seed, points in gains.items()}
-        found.points[rise] = {seed: _slope(shares, points) * (shares[-1] - shares[0]) for seed, points in gains.items()}
+        width = shares[-1] - shares[0]
+        found.points[rise] = {seed: linear_regression(shares, points).slope * width for seed, points in gains.items()}
     return found
-
-
-def _slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the slope of the least-squares line."""
-    centre = math.fsum(x) / len(x)
-    return math.fsum((a - centre) * b for a, b in zip(x, y, strict=True)) / math.fsum((a - centre) ** 2 for a in x)
 
 
 CLAIMS = (

@@ -151,10 +151,10 @@ def parse_rule(text: str) -> Rule:
     else:
         pairs = [(key.strip(), value) for key, _, value in (part.rpartition("=") for part in rest.split(","))]
     values = _values(name, rest, pairs)
-    if name == "prevalence":
-        _check_shares(values)
-        return Rule("prevalence", values)
-    return Rule("cost", values)
+    total = math.fsum(values.values())
+    if name == "prevalence" and abs(total - 1) > _SUM_TOLERANCE:
+        raise InputError(f"The shares of a prevalence must add up to 1, got {total:g}. Give one share per class.")
+    return Rule(name, values)
 
 
 def _with_threshold(name: str, text: str, rest: str) -> Rule:
@@ -229,12 +229,6 @@ def _table(rows: dict[str, object]) -> dict[str, dict[str, float]]:
     if not any(any(row.values()) for row in found.values()):
         raise InputError("A matrix of costs must have at least one cost above 0.")
     return found
-
-
-def _check_shares(values: Mapping[str, float]) -> None:
-    total = math.fsum(values.values())
-    if abs(total - 1) > _SUM_TOLERANCE:
-        raise InputError(f"The shares of a prevalence must add up to 1, got {total:g}. Give one share per class.")
 
 
 def _number(value: object) -> float | None:

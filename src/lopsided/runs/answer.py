@@ -165,7 +165,8 @@ def answer(comparison: Comparison, scenario: str | None) -> Answer:
         return Answer(where=where, folds=folds)
     runs = max(len(entry.runs) for entry in there.values())
     found = {method: entry for method, entry in there.items() if not folds or len(entry.runs) == runs}
-    minutes = {method: _minutes(comparison, scenario, method) for method in there}
+    seconds = {method: comparison.entry(scenario, method, "test", SECONDS) for method in there}
+    minutes = {method: 0.0 if entry is None else entry.mean.value / 60 for method, entry in seconds.items()}
     best = max(found, key=lambda method: (found[method].mean.value, -minutes[method] if folds else 0.0))
     level = comparison.level(len(found) * (len(found) - 1) // 2)
     gaps = {method: found[best].less(entry, level) for method, entry in found.items() if method != best}
@@ -221,11 +222,6 @@ def time_text(seconds: float) -> str:
     ('0.6 s', '45 s', '12.3 minutes')
     """
     return f"{seconds / 60:.1f} minutes" if seconds >= 90 else f"{seconds:.{int(seconds < 10)}f} s"
-
-
-def _minutes(comparison: Comparison, scenario: str | None, method: str) -> float:
-    entry = comparison.entry(scenario, method, "test", SECONDS)
-    return 0.0 if entry is None else entry.mean.value / 60
 
 
 MISSING = "-"

@@ -48,8 +48,9 @@ class LossTable:
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             raise ValueError("not the table of a loss")
         parameters = {name: each for name, each in value.items() if name != "name"}
-        if not all(isinstance(each, str | int) or _is_finite(each) for each in parameters.values()):
-            raise ValueError("a parameter is not a number, a string or a boolean")
+        for each in parameters.values():
+            if not isinstance(each, str | int) and not (isinstance(each, float) and math.isfinite(each)):
+                raise ValueError("a parameter is not a number, a string or a boolean")
         return cls(value["name"], tuple(sorted(parameters.items())))
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -67,10 +68,6 @@ class LossTable:
             return catalogue.find(self.name).describe(dict(self.parameters))
         except (catalogue.CatalogueError, ValueError, TypeError):  # Its package is missing or has changed.
             return f"{self.name}({', '.join(f'{name}={value}' for name, value in self.parameters)})"
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, float) and math.isfinite(value)
 
 
 Treatment = tuple[str, LossTable, LossTable, str]

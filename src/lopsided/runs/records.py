@@ -134,16 +134,15 @@ class Line:
         must = f"a line must be a {cls.__name__.lower()} of a sweep"
         try:
             if cls is Failure:  # An error message may hold any bytes. They must not stop a sweep.
-                text = line.decode(errors="replace") if isinstance(line, bytes) else line
-                line = json.dumps(_plain_text(json.loads(text)))
-            values = json.loads(line)
-            written = values["format"]
+                values = json.loads(line.decode(errors="replace") if isinstance(line, bytes) else line)
+                line = json.dumps({name: writable(v) if isinstance(v, str) else v for name, v in values.items()})
+            written = json.loads(line)["format"]
             if written == FORMAT:
                 found: Self = _READERS[cls].validate_json(line, strict=True)
                 return found
         except ValidationError as error:
             raise RunError(sentence(must, _place(error))) from None
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             got = line.decode(errors="replace") if isinstance(line, bytes) else line
             raise RunError(sentence(must, shown(got))) from None
         do = "Read it with the version of lopsided that wrote it."
@@ -284,12 +283,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _plain_text(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {name: writable(value) if isinstance(value, str) else value for name, value in values.items()}
-    return values
 
 
 def _short(value: float) -> float:

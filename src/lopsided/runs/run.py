@@ -240,7 +240,9 @@ def _found(folder: Path, recipe: Recipe, resume: bool) -> Run | None:
     """Return the existing run that may be continued, or None if the folder is empty or missing."""
     if folder.exists() and not folder.is_dir():
         raise RunError(sentence("--out must be a folder", f"{folder}, which is a file"))
-    if not folder.exists() or all(path.name == files.LOCK_NAME or _is_temporary(path) for path in folder.iterdir()):
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    # A killed process may have left its lock and temporary files.
+    if all(name == files.LOCK_NAME or (name.startswith(".") and name.endswith(".tmp")) for name in names):
         return None
     if not resume:
         do = "Choose another folder, or continue its run with --resume."
@@ -255,11 +257,6 @@ def _found(folder: Path, recipe: Recipe, resume: bool) -> Run | None:
 
 
 _CHANCES = 20
-
-
-def _is_temporary(path: Path) -> bool:
-    """Return whether a path is a temporary file, which a killed process may have left."""
-    return path.name.startswith(".") and path.name.endswith(".tmp")
 
 
 def _make(folder: Path) -> list[Path]:

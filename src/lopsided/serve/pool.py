@@ -137,42 +137,40 @@ def doubtful(served: Served, labelled: Labelled, gallery: Gallery) -> list[Candi
     return found
 
 
-Ranking = Callable[[Sequence[Candidate], int, Served], npt.NDArray[np.int64]]
-
-
-def _likeliest(candidates: Sequence[Candidate], label: int, served: Served) -> npt.NDArray[np.int64]:
-    return np.argsort([-each.probabilities[label] for each in candidates], kind="stable")
-
-
-def _unsure(candidates: Sequence[Candidate], label: int, served: Served) -> npt.NDArray[np.int64]:
-    """Order images by the distance between the scores of the two best classes, by the rule of the model."""
+def _certainty(candidates: Sequence[Candidate], served: Served) -> Sequence[float]:
+    """Return the distances between the scores of the two best classes, by the rule of the model."""
     use = served.use_of(None, None)
     scores = np.sort(use.decision.scores(np.array([each.probabilities for each in candidates])), axis=1)
-    return np.argsort(scores[:, -1] - scores[:, -2], kind="stable")
-
-
-def _unusual(candidates: Sequence[Candidate], label: int, served: Served) -> npt.NDArray[np.int64]:
-    return np.argsort([1.0 if each.typicality is None else each.typicality for each in candidates], kind="stable")
-
-
-def _in_order(candidates: Sequence[Candidate], label: int, served: Served) -> npt.NDArray[np.int64]:
-    return np.arange(len(candidates))
+    return list(scores[:, -1] - scores[:, -2])
 
 
 @dataclass(frozen=True)
 class Order:
-    """A way to choose the most useful images: its words, the images that it is about, and their ranking."""
+    """A way to choose the most useful images: its words, the images that it is about, and their keys, the lowest first.
+
+    ``keys`` is called with the images, the class that is looked for, and the model.
+    """
 
     words: str
     task: str
-    rank: Ranking
+    keys: Callable[[Sequence[Candidate], int, Served], Sequence[float]]
+
+    def rank(self, candidates: Sequence[Candidate], label: int, served: Served) -> npt.NDArray[np.int64]:
+        """Return the places of the images, the most useful first."""
+        return np.argsort(self.keys(candidates, label, served), kind="stable")
 
 
 ORDERS: Mapping[str, Order] = {
-    "likeliest": Order("the likeliest of the class", "pool", _likeliest),
-    "unsure": Order("the least certain", "pool", _unsure),
-    "unusual": Order("the most unusual", "pool", _unusual),
-    "doubtful": Order("doubtful labels of the run", "labels", _in_order),
+    "likeliest": Order(
+        "the likeliest of the class", "pool", lambda images, label, _: [-each.probabilities[label] for each in images]
+    ),
+    "unsure": Order("the least certain", "pool", lambda images, _, served: _certainty(images, served)),
+    "unusual": Order(
+        "the most unusual",
+        "pool",
+        lambda images, *_: [1.0 if each.typicality is None else each.typicality for each in images],
+    ),
+    "doubtful": Order("doubtful labels of the run", "labels", lambda images, *_: [0.0] * len(images)),
 }
 """The orders of images by name. The page offers those for which there are images."""
 

@@ -195,18 +195,14 @@ class Checkpoint:
             raise RunError(f"{path} is not a complete safetensors file ({error}). {_AGAIN}") from error
 
 
-def _is_plain(line: Facts) -> bool:
-    """Return whether a line of the history holds single values, besides the recall of each class."""
-    return not any(isinstance(value, list) and name != "val_recall" for name, value in line.items())
-
-
 def _odd_fields(state: State) -> Iterator[str]:
     """Yield fields with values that no run writes. A folder may come from someone else, so its content is checked."""
+    lists = {name for line in state.history for name, value in line.items() if isinstance(value, list)}
     good = {
         "stage": _STAGE.fullmatch(state.stage),
         "epoch": state.epoch >= 0,
         "step": 0 <= state.step < 2**63,
-        "history": all(_is_plain(line) for line in state.history),
+        "history": lists <= {"val_recall"},  # All other values of an epoch are single.
         "chosen": state.chosen is None or _CHOSEN.fullmatch(state.chosen),  # It names a file that will be read.
         "seconds": 0 <= state.seconds < math.inf,
         "steps": state.steps is None or 1 <= state.steps < 2**63,

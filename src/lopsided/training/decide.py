@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -92,8 +92,13 @@ def settle(trainer: Trainer) -> None:
             "decision": Decision.model_validate(found["decision"]),
         }
     )
-    for fact in _notes(recipe, trainer, calibrated=calibrated):
-        trainer.log.fact(fact)
+    card = trainer.card
+    trainer.log.fact(decision_note(card.decision, card.classes))
+    if calibrated and held is not None:
+        absent = [name for label, name in enumerate(card.classes) if label not in held.labels]
+        trainer.log.fact(notes.calibrated(card.calibrated_on, "validation", card.temperature, card.bias, absent))
+    elif kind != "none" and not recipe.spec.calibrates:
+        trainer.log.fact(notes.not_calibrated())
 
 
 def recalibrate(
@@ -136,22 +141,6 @@ def _decision(
         return through(resolve(rule, prepared.classes, carried, held), change)
     scores = None if held is None else held.moved(change(held.probabilities))
     return resolve(rule, prepared.classes, prior, scores)
-
-
-def _val_counts(trainer: Trainer) -> list[int]:
-    val = trainer.prepared.val
-    labels = np.empty(0, dtype=np.int64) if val is None else val.labels
-    return [int(number) for number in np.bincount(labels, minlength=len(trainer.prepared.classes))]
-
-
-def _notes(recipe: Recipe, trainer: Trainer, *, calibrated: bool) -> Iterator[Fact]:
-    card = trainer.card
-    yield decision_note(card.decision, card.classes)
-    if calibrated:
-        absent = [name for name, n in zip(card.classes, _val_counts(trainer), strict=True) if not n]
-        yield notes.calibrated(card.calibrated_on, "validation", card.temperature, card.bias, absent)
-    elif recipe.decision.calibration != "none" and not recipe.spec.calibrates:
-        yield notes.not_calibrated()
 
 
 def decision_note(decision: Decision, classes: Sequence[str]) -> Fact:

@@ -107,7 +107,8 @@ def list_folder(folder: Path) -> Listing:
         return _listing(folder, [(folder / name, folder.resolve().name) for name in loose], None)
     splits = {child: SPLIT_NAMES[child.name.lower()] for child in below if child.name.lower() in SPLIT_NAMES}
     trains = "train" in splits.values() and (len(splits) > 1 or len(below) == 1)
-    if not trains and not (splits and len(splits) == len(below) and all(_holds_folders(child) for child in splits)):
+    only = bool(splits) and len(splits) == len(below)
+    if not trains and not (only and all(_folders(child) and not _loose(child) for child in splits)):
         rows = _class_rows(folder, (folder,))
         return _listing(folder, rows, None)
     others = [child.name for child in below if child not in splits]
@@ -148,10 +149,6 @@ def _folders(folder: Path) -> list[Path]:
 
 def _loose(folder: Path) -> list[str]:
     return sorted(child.name for child in folder.iterdir() if is_image_name(child.name) and child.is_file())
-
-
-def _holds_folders(folder: Path) -> bool:
-    return bool(_folders(folder)) and not _loose(folder)
 
 
 def _class_rows(folder: Path, above: tuple[Path, ...]) -> list[tuple[Path, str]]:
