@@ -1,6 +1,5 @@
 """Recipes as scikit-learn estimators, for images and for plain vectors."""
 
-from lopsided.estimator.frozen import LopsidedClassifier
-from lopsided.estimator.two_stage import TwoStageClassifier
+from lopsided.estimator.estimators import LopsidedClassifier, TwoStageClassifier
 
 __all__ = ["LopsidedClassifier", "TwoStageClassifier"]
