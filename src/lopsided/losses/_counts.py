@@ -33,10 +33,3 @@ def check_range(name: str, value: float, least: float, most: float, *, advice: s
         bound += "" if math.isinf(most) else f" and <= {most:g}"
         raise ValueError(f"{name} must be a finite number {bound}, got {value!r}. {advice}".rstrip())
     return float(value)
-
-
-def check_classes(logits: Tensor, classes: int) -> None:
-    """Raise if logits (n, K) have another number of classes than the counts."""
-    if logits.ndim != 2 or logits.shape[1] != classes:
-        got = tuple(logits.shape)
-        raise ValueError(f"logits must have shape (n, {classes}), one column for each of the counts, got {got}.")

@@ -16,7 +16,7 @@ from lopsided.losses._kernel.checks import (
     check_tile,
     check_word,
 )
-from lopsided.losses.contrastive import Reduction, Tile, _unit
+from lopsided.losses.contrastive import Reduction, Tile, _unit, _unit_reference
 from lopsided.losses.logit_adjusted import LogitAdjustedLoss
 from lopsided.losses.objective import Objective, Samples
 
@@ -223,9 +223,7 @@ class BalancedContrastiveLoss(nn.Module):
         self, z: Tensor, y: Tensor, reference: Reference | None, prototypes: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, float, Reference | None]:
         given = self.prototypes if prototypes is None else prototypes
-        if isinstance(reference, (tuple, list)) and len(reference) == 2:
-            reference = (_unit(reference[0]), reference[1])
-        return _unit(z), y, _unit(given), self.temperature, reference
+        return _unit(z), y, _unit(given), self.temperature, _unit_reference(reference)
 
     def extra_repr(self) -> str:
         """Return the arguments for ``repr``."""
@@ -245,10 +243,13 @@ class AveragedContrastiveLoss(nn.Module):
 
     def forward(self, z: Tensor, y: Tensor, *, reference: Reference | None = None) -> Tensor:
         """Return the loss of features ``z`` (n, d) or (n, views, d) with labels ``y`` (n,)."""
-        if isinstance(reference, (tuple, list)) and len(reference) == 2:
-            reference = (_unit(reference[0]), reference[1])
         return averaged_contrastive_loss(
-            _unit(z), y, temperature=self.temperature, reference=reference, reduction=self.reduction, tile=self.tile
+            _unit(z),
+            y,
+            temperature=self.temperature,
+            reference=_unit_reference(reference),
+            reduction=self.reduction,
+            tile=self.tile,
         )
 
     def extra_repr(self) -> str:

@@ -5,15 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lopsided.losses._counts import Counts, check_classes, check_counts, check_range
-from lopsided.losses.classification import (
-    LossObjective,
-    _check_not_empty,
-    _check_reduction,
-    _computed,
-    _entropy,
-    _index_target,
-)
+from lopsided.losses._counts import Counts, check_counts, check_range
+from lopsided.losses.classification import LossObjective, _check_reduction, _checked, _entropy
 
 __all__ = ["ClassBalancedLoss", "class_balanced_loss", "class_balanced_weights"]
 
@@ -56,11 +49,7 @@ def class_balanced_loss(
 
 
 def _weighted(logits: Tensor, target: Tensor, weights: Tensor, reduction: str) -> Tensor:
-    _check_reduction(reduction)
-    x = _computed(logits)
-    check_classes(x, len(weights))
-    t = _index_target(target, logits)
-    _check_not_empty(logits)
+    x, t = _checked(logits, target, len(weights), reduction, looked_up=False)
     if reduction == "mean":  # Torch's mean would divide by the weights.
         return _entropy(x, t, weights.to(x), "sum") / len(t)
     return _entropy(x, t, weights.to(x), reduction)

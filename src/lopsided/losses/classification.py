@@ -284,6 +284,23 @@ def _index_target(target: Tensor, logits: Tensor) -> Tensor:
     return target.long()
 
 
+def _checked(
+    logits: Tensor, target: Tensor, classes: int, reduction: str, *, looked_up: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Return logits in the dtype of the computation, and the target as integers, for a loss with class counts.
+
+    ``looked_up``: the loss looks up values of classes, so that the integers must be indices of classes.
+    """
+    _check_reduction(reduction)
+    x = _computed(logits)
+    if x.ndim != 2 or x.shape[1] != classes:
+        got = tuple(x.shape)
+        raise ValueError(f"logits must have shape (n, {classes}), one column for each of the counts, got {got}.")
+    t = (_class_target if looked_up else _index_target)(target, logits)
+    _check_not_empty(logits)
+    return x, t
+
+
 def _check_indices(t: Tensor, classes: int) -> None:
     low, high = (int(value) for value in t.aminmax())
     if low < 0 or high >= classes:

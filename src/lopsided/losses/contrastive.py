@@ -316,9 +316,7 @@ class AsymmetricFocalContrastiveLoss(nn.Module):
         temperature: float | Tensor | None,
     ) -> tuple[Arguments, _Settings]:
         if self.normalize:
-            z = _unit(z)
-            if isinstance(reference, (tuple, list)) and len(reference) == 2:
-                reference = (_unit(reference[0]), reference[1])
+            z, reference = _unit(z), _unit_reference(reference)
         parity, released = self.eta_unit == "parity", self.normalization == "released"
         temperature = check_temperature(self.temperature if temperature is None else temperature)
         options = self.eta, self.gamma, _number(temperature), parity, released
@@ -407,6 +405,13 @@ class ContrastiveObjective(AnchorObjective):
         inputs, options = self.loss._arguments(samples.projections, samples.y, samples.reference, None, "all", None)
         values = _values(inputs, options, self.loss.tile).reshape(len(samples.y), -1)
         return values.mean(dim=1) / len(samples.whole)
+
+
+def _unit_reference(reference: Reference | None) -> Reference | None:
+    """Return a reference with features of length 1. What is no pair stays as it is: its check raises the error."""
+    if isinstance(reference, (tuple, list)) and len(reference) == 2:
+        return _unit(reference[0]), reference[1]
+    return reference
 
 
 def _unit(z: Tensor) -> Tensor:

@@ -8,15 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from lopsided.losses._counts import Counts, check_classes, check_counts, check_range
-from lopsided.losses.classification import (
-    LossObjective,
-    _check_not_empty,
-    _check_reduction,
-    _class_target,
-    _computed,
-    _reduced,
-)
+from lopsided.losses._counts import Counts, check_counts, check_range
+from lopsided.losses.classification import LossObjective, _check_reduction, _checked, _reduced
 
 __all__ = ["LabelAwareSmoothingLoss", "label_aware_smoothing", "label_aware_smoothing_loss"]
 
@@ -69,12 +62,8 @@ def label_aware_smoothing_loss(
 
 
 def _smoothed(logits: Tensor, target: Tensor, smoothing: Tensor, reduction: str) -> Tensor:
-    _check_reduction(reduction)
-    x = _computed(logits)
     classes = len(smoothing)
-    check_classes(x, classes)
-    t = _class_target(target, logits)
-    _check_not_empty(logits)
+    x, t = _checked(logits, target, classes, reduction)
     # The mean over all classes and the true class together give the label: the true class is in the mean, too.
     uniform = smoothing.to(x)[t] * (classes / (classes - 1))
     logs = log_softmax(x, dim=1)

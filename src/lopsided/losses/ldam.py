@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize
 
-from lopsided.losses._counts import Counts, check_classes, check_counts, check_range
+from lopsided.losses._counts import Counts, check_counts, check_range
 from lopsided.losses.class_balanced import class_balanced_weights
 from lopsided.losses.classification import (
     CrossEntropyObjective,
-    _check_not_empty,
     _check_reduction,
-    _class_target,
+    _checked,
     _class_weight,
     _computed,
     _reduced,
@@ -65,11 +64,7 @@ def ldam_loss(
 def _margin_loss(
     cosines: Tensor, target: Tensor, margins: Tensor, scale: float, weight: Tensor | None, reduction: str
 ) -> Tensor:
-    _check_reduction(reduction)
-    x = _computed(cosines)
-    check_classes(x, len(margins))
-    t = _class_target(target, cosines)
-    _check_not_empty(cosines)
+    x, t = _checked(cosines, target, len(margins), reduction)
     values = _with_margins(scale * x, t, scale * margins)
     if weight is None:
         return _reduced(values, reduction)

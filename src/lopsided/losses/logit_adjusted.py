@@ -11,15 +11,8 @@ import math
 
 from torch import Tensor, nn
 
-from lopsided.losses._counts import Counts, check_classes, check_counts, check_range
-from lopsided.losses.classification import (
-    LossObjective,
-    _check_not_empty,
-    _check_reduction,
-    _computed,
-    _entropy,
-    _index_target,
-)
+from lopsided.losses._counts import Counts, check_counts, check_range
+from lopsided.losses.classification import LossObjective, _check_reduction, _checked, _entropy
 
 __all__ = ["BalancedSoftmaxLoss", "LogitAdjustedLoss", "balanced_softmax_loss", "logit_adjusted_loss"]
 
@@ -61,11 +54,7 @@ def _offsets(counts: Counts, tau: float) -> Tensor:
 
 
 def _adjusted(logits: Tensor, target: Tensor, offsets: Tensor, reduction: str) -> Tensor:
-    _check_reduction(reduction)
-    x = _computed(logits)
-    check_classes(x, len(offsets))
-    t = _index_target(target, logits)
-    _check_not_empty(logits)
+    x, t = _checked(logits, target, len(offsets), reduction, looked_up=False)
     return _entropy(x + offsets.to(x), t, reduction=reduction)
 
 

@@ -9,7 +9,14 @@ from torch.nn.functional import normalize
 from lopsided.losses._counts import check_range
 from lopsided.losses._kernel.checks import Reference, check_number, check_word
 from lopsided.losses._views import check_binary_views, split_reference
-from lopsided.losses.contrastive import AsymmetricFocalContrastiveLoss, Reduction, Tile, _unit, contrastive_loss
+from lopsided.losses.contrastive import (
+    AsymmetricFocalContrastiveLoss,
+    Reduction,
+    Tile,
+    _unit,
+    _unit_reference,
+    contrastive_loss,
+)
 from lopsided.losses.objective import AnchorObjective
 
 __all__ = ["SupervisedPrototypesLoss", "opposite_prototypes", "supervised_prototypes_loss"]
@@ -138,7 +145,7 @@ class SupervisedPrototypesLoss(nn.Module):
 
     def _prepared(self, z: Tensor, y: Tensor, reference: Reference | None) -> tuple[Tensor, Tensor, Reference | None]:
         ids, others = _relabelled(z, y, reference)
-        return _unit(z), ids, None if others is None else (_unit(others[0]), others[1])
+        return _unit(z), ids, _unit_reference(others)
 
     def extra_repr(self) -> str:
         """Return the arguments for ``repr``."""
