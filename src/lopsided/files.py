@@ -140,6 +140,13 @@ def reading_tensors() -> Iterator[None]:
         raise ValueError(reason(error)) from error
 
 
+def remove_empty(*folders: Path) -> None:
+    """Remove folders, one after the other, unless they hold something."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
 def make_folder(path: str | os.PathLike[str]) -> Path:
     """Create a folder and its parents if they are missing."""
     with disk_errors(path):

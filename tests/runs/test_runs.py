@@ -16,7 +16,7 @@ from lopsided.facts import notes
 from lopsided.recipe import Recipe
 from lopsided.runs.folder import Run
 from lopsided.runs.reopen import open_model, trained_on
-from lopsided.runs.run import _make, run_recipe, settle
+from lopsided.runs.run import _made, run_recipe, settle
 from reporters import Ending
 from tiny import write_photos
 
@@ -356,5 +356,6 @@ def test_a_parent_that_another_process_removes_meanwhile_is_made_again(
         original(self, *given, **named)
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    assert _make(tmp_path / "folds" / "2") == [tmp_path / "folds" / "2", tmp_path / "folds"]
-    assert (tmp_path / "folds" / "2").is_dir()
+    with _made(tmp_path / "folds" / "2"):
+        assert (tmp_path / "folds" / "2").is_dir()
+    assert not (tmp_path / "folds").exists()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lopsided.data.decoding import GLANCE as SIDE
 from lopsided.data.images import FileImages, Images, Vectors, ordered_map
-from lopsided.data.parts import Codes, Floats, odd_parts
+from lopsided.data.parts import Codes, Floats, auroc, odd_parts
 from lopsided.evaluation.intervals import Estimate, auroc_interval
 from lopsided.facts import Fact, cautions
 from lopsided.recipe import Recipe
@@ -191,12 +191,9 @@ def telling_cues(
 
 
 def _auroc(values: Floats, own: npt.NDArray[np.bool_], *, two_sided: bool) -> Estimate:
-    """Return the AUROC of values, or of their negatives if that is higher. Equal values count half."""
-    _, ranks, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    middle = np.cumsum(sizes) - (sizes - 1) / 2
-    positives, negatives = int(own.sum()), int((~own).sum())
-    area = (middle[ranks][own].sum() - positives * (positives + 1) / 2) / (positives * negatives)
-    return auroc_interval(float(max(area, 1 - area) if two_sided else area), positives, negatives, 0.95)
+    """Return the AUROC of values, or of their negatives if that is higher."""
+    area = auroc(values, own)
+    return auroc_interval(max(area, 1 - area) if two_sided else area, int(own.sum()), int((~own).sum()), 0.95)
 
 
 def _together(values: Floats, own: npt.NDArray[np.bool_], units: Codes) -> Floats:

@@ -106,9 +106,9 @@ class _Ranking:
         rows = order[: int(ratios[:, 0].argmax()) + 1, 0]
         inside = np.zeros(len(own), dtype=np.bool_)
         inside[rows] = True
-        if _area(self._scores(own[:, None].astype(np.float64))[~inside, 0], own[~inside]) > ALIKE:
+        if auroc(self._scores(own[:, None].astype(np.float64))[~inside, 0], own[~inside]) > ALIKE:
             return None
-        areas = {name: _area(values, inside) for name, values in self.cues.items()}
+        areas = {name: auroc(values, inside) for name, values in self.cues.items()}
         strongest = sorted(areas, key=lambda name: -abs(areas[name] - 0.5))
         return Part(
             label, rows, *_numbers(own, inside), p_value,
@@ -206,7 +206,7 @@ def _quadratic(values: Floats) -> Floats:
     return np.concatenate([np.ones((len(x), 1)), x], axis=1)
 
 
-def _area(values: Floats, inside: Flags) -> float:
+def auroc(values: Floats, inside: Flags) -> float:
     """Return the AUROC of values between the images inside and all others. Equal values count half."""
     _, ranks, sizes = np.unique(values, return_inverse=True, return_counts=True)
     middle = np.cumsum(sizes) - (sizes - 1) / 2

@@ -39,7 +39,15 @@ import PIL
 from lopsided import __version__
 from lopsided.data.decoding import Header
 from lopsided.errors import InputError, RunError, sentence
-from lopsided.files import atomic_write, check_regular, disk_errors, make_folder, reading_tensors, remove_leftovers
+from lopsided.files import (
+    atomic_write,
+    check_regular,
+    disk_errors,
+    make_folder,
+    reading_tensors,
+    remove_empty,
+    remove_leftovers,
+)
 
 Features = npt.NDArray[np.float32]
 T = TypeVar("T")
@@ -306,8 +314,7 @@ def empty_cache(root: Path) -> int:
     for folder in _own_folders(root):
         for part in _plain_folders(folder):
             remove_leftovers(part)
-            with suppress(OSError):
-                part.rmdir()
+            remove_empty(part)
         remove_leftovers(folder)
         if [path.name for path in folder.iterdir()] == [MARKER]:
             (folder / MARKER).unlink()

@@ -6,9 +6,8 @@ import math
 import signal
 import time
 from collections import Counter, deque
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from lopsided.errors import RunError
 from lopsided.runs.engines import Ended, Engine
@@ -154,9 +153,3 @@ class _Driver:
         self.failed[cell.key] = failure
         self.claims.pop(cell.key).close()
         self.view.failed(failure, again=False)
-
-
-def remove_if_empty(folder: Path) -> None:
-    """Remove a folder unless it holds something."""
-    with suppress(OSError):
-        folder.rmdir()

@@ -155,9 +155,7 @@ def folder_of(out: Path | None) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        for path in (folder, RUNS):
-            with suppress(OSError):
-                path.rmdir()  # Removes empty folders only.
+        files.remove_empty(folder, RUNS)
 
 
 def _make_folder() -> Path:

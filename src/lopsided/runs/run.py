@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,10 @@ def run_recipe(
         if opened is None:
             opened = (sources or Sources()).open(recipe, progress, ReadableImages(), cues=True)
             expected = _tell_time(recipe, opened, reporter) if ranks.size == 1 else None
-        with _held(folder) if ranks.first else nullcontext():
+        with ExitStack() as held:
+            if ranks.first:
+                held.enter_context(_made(folder))
+                held.enter_context(files.lock(folder, patient=True))
             found = ranks.told(state)  # Another process may have used the folder since.
             if found != "finished":
                 task = Task(folder, recipe, *opened, found == "unfinished", reporter, ranks, why)
@@ -131,27 +134,8 @@ def _check_early(recipe: Recipe, folder: Path) -> None:
         from lopsided.models.machine import pick_device
 
         pick_device(recipe.device)
-    made = _make(folder)
-    try:
-        with files.disk_errors(folder), tempfile.TemporaryFile(dir=folder):
-            pass
-    finally:
-        for path in made:
-            with suppress(OSError):
-                path.rmdir()
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Create a folder if necessary and lock it while the block runs. Remove new folders that stay empty."""
-    made = _make(folder)
-    try:
-        with files.lock(folder, patient=True):
-            yield
-    finally:
-        for path in made:
-            with suppress(OSError):
-                path.rmdir()  # Removes empty folders only.
+    with _made(folder), files.disk_errors(folder), tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,8 +243,9 @@ def _found(folder: Path, recipe: Recipe, resume: bool) -> Run | None:
 _CHANCES = 20
 
 
-def _make(folder: Path) -> list[Path]:
-    """Create a folder and its parents. Return the new folders, the deepest first."""
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Create a folder and its parents. Remove new folders that are empty at the end of the block."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for chance in range(_CHANCES, 0, -1):
         try:
@@ -271,4 +256,7 @@ def _make(folder: Path) -> list[Path]:
             if chance == 1 or not isinstance(error, FileNotFoundError):
                 text = f"cannot create the folder {folder} ({error.strerror}). Choose another folder."
                 raise RunError(text) from None
-    return missing
+    try:
+        yield
+    finally:
+        files.remove_empty(*missing)

@@ -30,7 +30,7 @@ from lopsided.errors import LopsidedError, RunError, sentence
 from lopsided.facts import Fact
 from lopsided.recipe import Recipe
 from lopsided.recipe.words import shown
-from lopsided.runs.driver import Outcome, drive, remove_if_empty
+from lopsided.runs.driver import Outcome, drive
 from lopsided.runs.engines import LOST, Engine
 from lopsided.runs.folder import METRICS, Run
 from lopsided.runs.plan import CELLS, Cell, Plan, drop_model
@@ -182,8 +182,7 @@ class Sweep(Plan):
         try:
             yield
         except BaseException:
-            for path in made:
-                remove_if_empty(path)
+            files.remove_empty(*made)
             raise
         open_sweep(self.folder, self.about)
 
@@ -207,7 +206,7 @@ class Sweep(Plan):
         sign = self.folder / CLAIMS / cell.key
         with ExitStack() as stack:
             try:
-                stack.callback(remove_if_empty, sign)
+                stack.callback(files.remove_empty, sign)
                 stack.enter_context(files.lock(sign))
                 self.check_free(cell)
             except RunError as error:
@@ -245,14 +244,14 @@ class Sweep(Plan):
 
     def close(self) -> None:
         """Remove the folder of claims."""
-        remove_if_empty(self.folder / CLAIMS)
+        files.remove_empty(self.folder / CLAIMS)
 
     def _remove_left_locks(self) -> None:
         """Remove locks of killed sweeps. Otherwise a claim to a finished cell would stay forever."""
         files.remove_left_lock(self.folder)
         for sign in (self.folder / CLAIMS).glob("*"):
             files.remove_left_lock(sign)
-            remove_if_empty(sign)
+            files.remove_empty(sign)
 
     def _records(self) -> dict[str, Record]:
         if not (self.folder / RECORDS).exists():

@@ -147,7 +147,20 @@ def fit(
         trainer.build(fresh=saved is None)
         if folder is not None and ranks.first:
             remove_leftovers(make_folder(folder))
-        _announce(log, recipe, source, splits, device, num_threads, ranks.size, resumed=saved is not None)
+        log.event(
+            "start" if saved is None else "resume",
+            recipe=state.recipe,
+            seed=recipe.seed,
+            lopsided=__version__,
+            torch=torch.__version__,
+            device=str(device),
+            threads=num_threads,
+            ranks=ranks.size,
+            source=source.name,
+            images={name: source.subset(rows).counts() for name, rows in splits.parts()},
+        )
+        if device.type != "cpu":
+            log.fact(notes.not_repeatable(str(device)))
         log.begin(source.classes, state.history)
         for fact in [*why, *images.notes, *changed, *trainer.notes(), *images.cautions]:
             log.fact(fact)
@@ -316,34 +329,6 @@ def fingerprint(source: Source, splits: Splits, digests: list[str]) -> str:
     for array in (source.labels, splits.train, splits.val, splits.test):
         digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes() + b"/")
     return digest.hexdigest()
-
-
-def _announce(
-    log: Log,
-    recipe: Recipe,
-    source: Source,
-    splits: Splits,
-    device: torch.device,
-    num_threads: int,
-    num_ranks: int,
-    *,
-    resumed: bool,
-) -> None:
-    counts = {name: source.subset(rows).counts() for name, rows in splits.parts()}
-    log.event(
-        "resume" if resumed else "start",
-        recipe=recipe.content_hash(),
-        seed=recipe.seed,
-        lopsided=__version__,
-        torch=torch.__version__,
-        device=str(device),
-        threads=num_threads,
-        ranks=num_ranks,
-        source=source.name,
-        images=counts,
-    )
-    if device.type != "cpu":
-        log.fact(notes.not_repeatable(str(device)))
 
 
 def _predictions(trainer: Trainer, source: Source, rows: Any, part: Part | None) -> Predictions | None:
