@@ -154,9 +154,9 @@ def test_too_few_images_and_vectors_have_no_baseline(train: tuple[int, ...], tes
 
 def test_small_images_that_are_no_multiple_of_the_side_are_shrunk_by_means() -> None:
     pixels = torch.arange(2 * 20 * 10, dtype=torch.uint8).reshape(1, 2, 20, 10)
-    small = baseline._floats(SmallImages((2, 20, 10), None), Part(MemoryInputs(pixels), np.array([0])), np.array([0]))
+    small = SmallImages((2, 20, 10), None).of(Part(MemoryInputs(pixels), np.array([0])), np.array([0]))
     assert small.shape == (1, 2 * 16 * 10)
-    assert small[0, 0] == pytest.approx(pixels[0, 0, :2, 0].double().mean() / 255)
+    assert small[0, 0] == pytest.approx(pixels[0, 0, :2, 0].double().mean())
 
 
 @pytest.mark.slow

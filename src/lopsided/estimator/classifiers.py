@@ -10,14 +10,12 @@ from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from lopsided.data.images import Images
-from lopsided.data.inputs import Inputs, MemoryInputs, StreamedInputs
 from lopsided.data.sources.source import UNUSUAL
 from lopsided.errors import InputError, RunError, sentence
 from lopsided.estimator.fitting import (
@@ -26,6 +24,7 @@ from lopsided.estimator.fitting import (
     checked_groups,
     checked_weights,
     images_or_vectors,
+    inputs_for,
     on_cpu,
     out_of_fold,
     plain_numbers,
@@ -155,11 +154,7 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
     ) -> None:
         """Calibrate the model and fit its rule on out-of-fold scores, and keep these scores as attributes."""
         (p, numbers), names, codes, groups = scores, trainer.card.classes, samples.codes, samples.groups
-        rule, kind, prior = (
-            recipe.decision.rule,
-            recipe.decision.calibration,
-            settled_prior(recipe, samples.counts()),
-        )
+        rule, kind, prior = recipe.decision.rule, recipe.decision.calibration, settled_prior(recipe, samples.counts())
         held = HeldBack(p, codes, groups, "out-of-fold")
         calibrated, decided = settle_crossed(rule, kind, names, prior, held, numbers)
         change, decision = settle_scores(rule, kind, names, prior, held)
@@ -314,14 +309,11 @@ class Classifier(ClassifierMixin, TransformerMixin, ClassNamePrefixFeaturesOutMi
         if isinstance(X, Images) != (self.card_.kind == "image"):
             got = "images" if isinstance(X, Images) else "vectors"
             raise InputError(sentence(f"X must hold {self.card_.kind}s, as in fit", got))
-        inputs: Inputs
         if isinstance(X, Images):
             self._check_size(X)
-            inputs = StreamedInputs(X, self.card_.image_size, self.card_.channels)
         else:
-            inputs = MemoryInputs(
-                torch.from_numpy(np.array(validate_data(self, on_cpu(X), dtype=np.float64, reset=False)))
-            )
+            X = validate_data(self, on_cpu(X), dtype=np.float64, reset=False)
+        inputs = inputs_for(self.card_, X)
         with threads(self.num_threads):
             # An engine of onnxruntime takes a moment to build, which a few images are not worth.
             engine = Engine(self.model_, self.card_.shape, fast=len(inputs) > _FEW)

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 
 from lopsided.data.given import given_columns, given_images
-from lopsided.data.images import ArrayImages, Images
-from lopsided.data.inputs import Inputs, MemoryInputs, Prepared, StreamedInputs, prepare, prepare_vectors
+from lopsided.data.images import ArrayImages, Images, Vectors
+from lopsided.data.inputs import Inputs, Prepared, inputs_of, prepare, prepare_vectors
 from lopsided.data.prepare import usual_side
 from lopsided.data.sources import Source, source_from_arrays
 from lopsided.data.splits import fold_numbers, split
@@ -99,22 +99,16 @@ def out_of_fold(
     for fold in range(folds):
         tested = numbers == fold
         trainer, _ = train(samples.rows(np.flatnonzero(~tested)), recipe, verbose=verbose)
-        scores = _probabilities(trainer, samples.rows(np.flatnonzero(tested)).X)
-        p[tested] = at_prevalence(scores, trainer.card.prior, prior)
+        X = samples.rows(np.flatnonzero(tested)).X
+        engine = trainer.engine if isinstance(X, Images) else Engine(trainer.model, (), fast=False)
+        scorer = Scorer(trainer.model, trainer.card, engine=engine, cached="none", batch_size=PREDICT_BATCH)
+        p[tested] = at_prevalence(scorer.score(inputs_for(trainer.card, X)).probabilities, trainer.card.prior, prior)
     return p, numbers
 
 
-def _probabilities(trainer: Trainer, X: Images | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    card, inputs, engine = trainer.card, _inputs(X, trainer.card), Engine(trainer.model, (), fast=False)
-    if isinstance(X, Images):
-        engine = trainer.engine
-    return Scorer(trainer.model, card, engine=engine, cached="none", batch_size=PREDICT_BATCH).score(inputs)[0]
-
-
-def _inputs(X: Images | npt.NDArray[np.float64], card: ModelCard) -> Inputs:
-    if isinstance(X, Images):
-        return StreamedInputs(X, card.image_size, card.channels)
-    return MemoryInputs(torch.from_numpy(np.array(X)))
+def inputs_for(card: ModelCard, X: Images | npt.NDArray[np.float64]) -> Inputs:
+    """Return images or vectors as inputs of a model."""
+    return inputs_of(X if isinstance(X, Images) else Vectors(np.array(X)), card.image_size, card.channels)
 
 
 def _prepare(samples: Samples, recipe: Recipe) -> Prepared:

@@ -59,6 +59,8 @@ def leave_out_sources(
 
     ``by_folds`` are AUROC (auroc) and balanced accuracy (uwa) of folds.
     """
+    from scipy.special import softmax
+
     from lopsided.training.regression import fit_regression
 
     origins, num_classes = read_origins(recipe, source), len(source.classes)
@@ -76,8 +78,7 @@ def leave_out_sources(
             seed=recipe.seed, importance=importance,
         )  # fmt: skip
         logits = features[here].astype(np.float64) @ fitted.weight.T + fitted.bias
-        p = np.exp(logits - logits.max(axis=1, keepdims=True))
-        p = at_prevalence(p / p.sum(axis=1, keepdims=True), (trained / trained.sum()).tolist(), prior)
+        p = at_prevalence(softmax(logits, axis=1), (trained / trained.sum()).tolist(), prior)
         decided = resolve("balanced", source.classes, prior).decide(p)
         found = evaluate(source.labels[here], p, decided, classes=source.classes, seed=recipe.seed, bootstrap=100)
         figures = found.figures

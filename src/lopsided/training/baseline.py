@@ -116,7 +116,8 @@ def compare(
     train = sample(prepared.train.labels, MOST_SMALL, derive_seed(seed, "baseline", "train"))
     rows = sample(judged.labels, MOST_SMALL, derive_seed(seed, "baseline", "judged"))
     small = small or SmallImages(prepared.shape, prepared.image_size)
-    answers = _linear(_floats(small, prepared.train, train), prepared.train.labels[train], _floats(small, judged, rows))
+    known, new = (small.of(*images).astype(np.float64) / 255 for images in ((prepared.train, train), (judged, rows)))
+    answers = _linear(known, prepared.train.labels[train], new)
     groups = None if judged.groups is None else judged.groups[rows]
     return compare_answers(judged.labels[rows], predicted[rows], answers, num_classes, groups)
 
@@ -132,11 +133,6 @@ def sample(labels: npt.NDArray[np.int64], most: int, seed: int) -> Indices:
         rows = np.flatnonzero(labels == label)
         drawn.append(generator.permutation(rows)[: max(round(share * len(rows)), LEAST_PER_CLASS)])
     return np.sort(np.concatenate(drawn))
-
-
-def _floats(small: SmallImages, part: Part, rows: Indices) -> npt.NDArray[np.float64]:
-    """Return small images as rows of numbers in [0, 1]."""
-    return small.of(part, rows).astype(np.float64) / 255
 
 
 def _linear(

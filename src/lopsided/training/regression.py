@@ -367,10 +367,10 @@ def _loss_sums(
     logits: Floats, labels: Indices, num_classes: int, weights: Floats | None = None
 ) -> tuple[Floats, Floats]:
     """Return the sum of the log losses of the rows of each class, and their number, or the sum of their weights."""
+    from scipy.special import log_softmax
+
     weights = np.ones(len(labels)) if weights is None else weights
-    top = logits.max(axis=1, keepdims=True)
-    log_p = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
-    losses = -log_p[np.arange(len(labels)), labels] * weights
+    losses = -log_softmax(logits, axis=1)[np.arange(len(labels)), labels] * weights
     sums, totals = (np.bincount(labels, weights=each, minlength=num_classes) for each in (losses, weights))
     return sums.astype(np.float64), totals.astype(np.float64)
 

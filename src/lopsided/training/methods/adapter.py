@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.special import softmax
 from torch import Tensor
 
 from lopsided.data.inputs import Indices, MemoryInputs, Part
@@ -114,9 +115,8 @@ class Unseen:
         rows = np.flatnonzero(self._numbers)
         if not len(rows):
             return Calibration(1.0, (0.0,) * self._sums.shape[1])
-        logits = self._sums[rows] / self._numbers[rows, None]
-        p = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return fit_calibration(HeldBack(p / p.sum(axis=1, keepdims=True), self._labels[rows]), prior)
+        p = softmax(self._sums[rows] / self._numbers[rows, None], axis=1)
+        return fit_calibration(HeldBack(p, self._labels[rows]), prior)
 
 
 @dataclass(frozen=True, eq=False)
