@@ -81,6 +81,7 @@ def run_page(
         "folder": clean(folder.resolve().name),
         "judged": None,
         "labels": None,
+        "is_alone": False,
     }
     if facts.figures is None or split is None:
         return render("run.html.j2", data={"kind": "run"}, **context)
@@ -158,6 +159,7 @@ def _judgement(
     shown, cells = run_figures.confusion_cells(figures.confusion)
     context = {
         "judged": judged,
+        "is_alone": len(np.unique(judged.y_true)) < 2,
         "split": facts.split_word(judged.split),
         "listed_note": ordered.note,
         "picture_note": thumbnails.note,
@@ -271,6 +273,7 @@ def _beside_quick(facts: Facts) -> str:
 
 
 def _figure_columns(facts: Facts) -> list[dict[str, Any]]:
+    """Return the parts that have figures, if they have images of several classes: most figures compare classes."""
     metrics = facts.metrics
     words = {
         "test": "test images" if metrics.folds is None else "images, out-of-fold",
@@ -280,7 +283,7 @@ def _figure_columns(facts: Facts) -> list[dict[str, Any]]:
     return [
         {"words": text, "images": part.num_images, "figures": part.figures}
         for name, text in words.items()
-        if (part := metrics.judged().get(name))
+        if (part := metrics.judged().get(name)) and sum(row.support > 0 for row in part.per_class) > 1
     ]
 
 
