@@ -13,9 +13,11 @@ import torch
 from lopsided.data.prepare import Sources
 from lopsided.errors import DataError, InputError, RunError
 from lopsided.facts import notes
+from lopsided.inference.scorer import Predictions
 from lopsided.recipe import Recipe
 from lopsided.runs.folder import Run
 from lopsided.runs.reopen import open_model, trained_on
+from lopsided.runs.results import write_tables
 from lopsided.runs.run import _made, run_recipe, settle
 from reporters import Ending
 from tiny import write_photos
@@ -320,6 +322,15 @@ def test_the_features_of_a_run_give_its_probabilities(run: Run) -> None:
             expected = model.classifier(torch.from_numpy(features[split])).double().softmax(dim=1)
         found = [[float(row["p:cat"]), float(row["p:dog"])] for row in rows]
         np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)
+
+
+def test_features_are_written_row_by_row_however_they_lie_in_memory(tmp_path: Path) -> None:
+    features = np.delete(np.arange(24, dtype=np.float32).reshape(4, 6), [1, 2], axis=1)
+    assert not features.flags.c_contiguous
+    labels = np.zeros(4, dtype=np.int64)
+    part = Predictions(tuple("abcd"), ("x", "y"), np.full((4, 2), 0.5), labels, labels, features=features)
+    write_tables(tmp_path, {"test": part}, ("x", "y"))
+    assert Run(tmp_path, Recipe(), None).features()["test"].tolist() == features.tolist()
 
 
 def test_features_that_cannot_be_read_are_named(run: Run, tmp_path: Path) -> None:

@@ -107,7 +107,8 @@ def write_tables(
             fold = [] if folds is None else [folds[row] if split == "test" else ""]
             table.append([split, name, group, classes[label], classes[predicted], *numbers, *fold])
         if part.features is not None:
-            features[split] = part.features
+            # safetensors writes an array as it lies in memory, and one without some of its columns may lie by columns.
+            features[split] = np.ascontiguousarray(part.features)
     files.atomic_write(folder / PREDICTIONS, files.csv_text(table).encode(errors="surrogateescape"))
     files.atomic_write(folder / FEATURES, save(features))
 
