@@ -328,7 +328,7 @@ def test_features_are_written_row_by_row_however_they_lie_in_memory(tmp_path: Pa
     features = np.delete(np.arange(24, dtype=np.float32).reshape(4, 6), [1, 2], axis=1)
     assert not features.flags.c_contiguous
     labels = np.zeros(4, dtype=np.int64)
-    part = Predictions(tuple("abcd"), ("x", "y"), np.full((4, 2), 0.5), labels, labels, features=features)
+    part = Predictions(tuple("abcd"), np.full((4, 2), 0.5), labels, labels, features=features)
     write_tables(tmp_path, {"test": part}, ("x", "y"))
     assert Run(tmp_path, Recipe(), None).features()["test"].tolist() == features.tolist()
 
