@@ -162,8 +162,11 @@ def test_the_time_of_few_counts_distances_and_the_cache_that_it_shares_with_quic
         Image.new("RGB", (8, 8), (i, 0, 0)).save(tmp_path / "cat" / f"{i}.png")
     one = expected(few, Sources().open(run.settle(few, str(tmp_path)))[0])
     assert (one.training, one.comparison) == (distance_seconds(4) + fold_seconds(4, 2, 0), 0)
-    assert distance_seconds(3000) / distance_seconds(1500) == pytest.approx(2)
-    assert distance_seconds(600) / distance_seconds(300) == pytest.approx(4)
+    assert distance_seconds(4000) - distance_seconds(3000) == pytest.approx(
+        distance_seconds(3000) - distance_seconds(2000)
+    )
+    assert distance_seconds(1000) > 2 * distance_seconds(500) > 2 * distance_seconds(400)
+    assert distance_seconds(255) > distance_seconds(256), "Few images have more fits."
 
 
 def test_what_is_left_follows_the_pace_of_the_last_training() -> None:

@@ -32,6 +32,9 @@ its classifier has regressions on each kind of features, and its inner folds are
 DISTANCE_SECONDS, MOST_DISTANCE_SECONDS = 1.5e-6, 1.6e-3
 """Seconds of the distances of the training images from each other, times the square of their number; and the most of
 them for each image, because the principal axes are no more than the columns."""
+PLACES_SECONDS, PLACE_SECONDS, FEW_PLACED = 0.07, 2.2e-4, 256
+"""Seconds of the distances by positions, for each of five fits without some images, and for each fit and image; below
+so many images there are ten fits."""
 FEATURE_SECONDS = 0.02
 """Seconds of one pass of an image through an encoder: a rough guide."""
 TRIAL = (200, 1000)
@@ -78,7 +81,9 @@ def fold_seconds(images: int, classes: int, regressions: int = 1, *, few: bool =
 
 def distance_seconds(images: int) -> float:
     """Return about how long the distances of training images take, which several fits without some of them measure."""
-    return min(DISTANCE_SECONDS * images, MOST_DISTANCE_SECONDS) * images
+    fits = 10 if images < FEW_PLACED else 5
+    whole = min(DISTANCE_SECONDS * images, MOST_DISTANCE_SECONDS) * images
+    return whole + fits * (PLACES_SECONDS + PLACE_SECONDS * images)
 
 
 def has_few(recipe: Recipe, source: Source) -> bool:
