@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from lopsided.data.decoding import Pixels, fit_image, flat_image
-from lopsided.data.images import FileImages, Images, Indices
+from lopsided.data.images import ArrayImages, FileImages, Images, Indices
 from lopsided.data.sources import source_from_arrays
 from lopsided.data.stored import described, rows_of
 from lopsided.errors import InputError, sentence
@@ -148,5 +148,5 @@ def _stacked(entries: Sequence[Any]) -> Any:
 def _picture(entry: Any) -> Image.Image:
     """Return one array or tensor as a Pillow image."""
     images = source_from_arrays(entry[None]).images
-    pixels = images.load(np.array([0]), None, images.channels, workers=1)[0].numpy()
-    return Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    assert isinstance(images, ArrayImages)
+    return images.picture(0)

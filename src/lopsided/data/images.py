@@ -180,13 +180,16 @@ class ArrayImages(Images):
         """Return height and width once, because all images have the same."""
         return np.array([self.size(0)], dtype=np.int64)
 
+    def picture(self, index: int) -> Image.Image:
+        """Return an image as a Pillow image."""
+        pixels = self.pixels[index]
+        return Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+
     def _describe(self, index: int) -> str:
         return f"image {index}"
 
     def _decode(self, index: int, image_size: int | None, channels: int) -> Pixels:
-        pixels = self.pixels[index]
-        image = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
-        return fit_image(image, image_size, channels)
+        return fit_image(self.picture(index), image_size, channels)
 
     def _load(self, indices: Indices, image_size: int | None, channels: int, workers: int) -> Pixels:
         height, width = self.pixels.shape[2:]

@@ -292,7 +292,6 @@ def _run_groups(comparison: Comparison, records: Sequence[Record], sweep: SweepD
     for scenario in comparison.scenarios:
         for treatment, name in names.items():
             own = [record for record in records if (record.scenario, record.treatment) == (scenario, treatment)]
-            own.sort(key=lambda run: (run.seed, run.fold.fold if run.fold else 0))
             if own:
                 yield {
                     "anchor": "",

@@ -330,7 +330,6 @@ def rule_words(name: str, by_rule: Counts) -> str:
 
 def threshold_words(
     name: str,
-    split: str,
     by_rule: Counts,
     chosen: float | None,
     at_chosen: Counts | None,

@@ -108,12 +108,6 @@ class Plot:
         """Draw a line."""
         self.parts.append(Markup('<path class="line {}"{} d="{}"/>').format(style, _id(identity), self.path(points)))
 
-    def band(self, low: Sequence[Point], high: Sequence[Point], style: str) -> None:
-        """Fill the area between two lines."""
-        outline = self.path([*low, *reversed(high)])
-        if outline:
-            self.parts.append(Markup('<path class="band {}" d="{}Z"/>').format(style, outline))
-
     def whisker(self, x: float, low: float, high: float, style: str) -> None:
         """Draw a vertical interval."""
         at = _at(self.px(x))

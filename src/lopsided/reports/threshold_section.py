@@ -81,9 +81,7 @@ def threshold_section(
         "threshold_areas": [data[name][0] for name in areas],
         "threshold_step": 1 / STEPS,
         "threshold_offered": offered,
-        "threshold_words": run_words.threshold_words(
-            facts.classes[label], judged.split, by_rule, threshold, at_chosen, spread
-        ),
+        "threshold_words": run_words.threshold_words(facts.classes[label], by_rule, threshold, at_chosen, spread),
         "rule_words": run_words.rule_words(facts.classes[label], by_rule),
         "has_choice": has_choice,
         "threshold_advice": run_words.threshold_advice(facts, judged.split, has_choice=has_choice),

@@ -162,8 +162,7 @@ def picture_of(source: Source | None, row: int | None, side: int) -> Image.Image
 def _read(source: Source, row: int, side: int) -> Image.Image:
     images = source.images
     if isinstance(images, ArrayImages):
-        pixels = images.pixels[row]
-        return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0).copy())
+        return images.picture(row)
     assert isinstance(images, FileImages)
     return images.glance(row).picture if side == SIDE else read_image(images.paths[row], side)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lopsided.evaluation.intervals import UNDEFINED, Estimate
 from lopsided.evaluation.metric_table import is_share
 from lopsided.evaluation.resampled import MOST_TIMES, cheapest_near_best, images_needed, repeats_needed, standard_error
-from lopsided.recipe.words import listed
+from lopsided.recipe.words import amount, listed
 from lopsided.runs.comparison import COMPARED_METRICS, RECALL, SECONDS, WORDS, Comparison
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ class Answer:
 
     def _best(self) -> str:
         on, what = ("", "fold") if self.folds else (f" on {WORDS[self.split]} images", "run")
-        number = f"{self.runs} {what}{'' if self.runs == 1 else 's'}"
-        highest = f"highest balanced accuracy{on}, {self.value.value:.1f} per cent ({number})"
+        highest = f"highest balanced accuracy{on}, {self.value.value:.1f} per cent ({amount(self.runs, what)})"
         text = f"{self.where}, {self.best} has the {highest}"
         close = [each.method for each in self.close]
         have = "has" if len(close) == 1 else "have"

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 from lopsided.errors import RunError
 from lopsided.evaluation.decision import Decision
 from lopsided.evaluation.intervals import share_interval
+from lopsided.recipe.words import amount
 
 if TYPE_CHECKING:
     from lopsided.recipe import Recipe
@@ -284,7 +285,8 @@ class Headline:
         if not self.images:
             alarms = self._alarms().replace(" other image", " image") + self._share_of_alarms()
             return f"{alarms}; no image of {label} was tested"
-        return f"Finds {self.found:,} of {self.images:,} {label} ({self._share()}) with {self._false()}"
+        found = f"Finds {self.found:,} of {self.images:,} {label} ({self._share()})"
+        return f"{found} with {amount(self.false_alarms, 'false alarm')}"
 
     def _share(self) -> str:
         share = f"{100 * self.found / self.images:.0f} %"
@@ -300,11 +302,8 @@ class Headline:
         value, low, high = (100 * part for part in (alarms.value, alarms.low, alarms.high))
         return f" ({value:.1f} %, {low:.1f} to {high:.1f} %)"
 
-    def _false(self) -> str:
-        return f"{self.false_alarms:,} false alarm{'' if self.false_alarms == 1 else 's'}"
-
     def _alarms(self) -> str:
-        return f"{self._false()} among {self.others:,} other image{'' if self.others == 1 else 's'}"
+        return f"{amount(self.false_alarms, 'false alarm')} among {amount(self.others, 'other image')}"
 
 
 def focus_of(recipe: Recipe, metrics: Mapping[str, Any]) -> str | None:

@@ -7,6 +7,7 @@ import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from lopsided.recipe.words import amount
 from lopsided.runs.progress import Voice, clock, fitting, printable
 
 if TYPE_CHECKING:
@@ -176,8 +177,7 @@ class Screen(Told):
 
 
 def _waiting(cells: int, reason: str) -> str:
-    what = "1 cell" if cells == 1 else f"{cells} cells"
-    return f"waiting for {what} of other processes: {reason}"
+    return f"waiting for {amount(cells, 'cell')} of other processes: {reason}"
 
 
 def sweep_view(*, quiet: bool = False) -> AbstractContextManager[View]:
