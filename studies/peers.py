@@ -49,12 +49,14 @@ import answers
 import shared
 import study
 from answers import Answers
+from lopsided.data.images import ArrayImages
 from lopsided.data.inputs import StreamedInputs
 from lopsided.data.sources import Source
 from lopsided.evaluation.intervals import mean_interval
 from lopsided.evaluation.resampled import fold_overlap
 from lopsided.inference.scorer import Scorer
 from lopsided.recipe import named_recipe
+from lopsided.runs.fitting import usual_recipe
 from lopsided.seeds import derive_seed
 from lopsided.training.fit import fit
 from lopsided.training.regression import FEW, REPEATS, fit_regression, inner_folds, rarest, standardisation
@@ -66,6 +68,8 @@ TIMED = "weighted CE from scratch, in the time of quick"
 EPOCHS = {"tops": 11, "isic": 3, "few": 3}
 """Epochs of ``TIMED``, rounded up: without the start of 6 seconds, 20 epochs take 29 and 175, ``quick`` 15 and 22."""
 RECIPES = ("quick", "thorough", "few", FEWER)
+IMAGES = {"isic": (92, 890, 600), "few": (10, 890, 600), "tops": (None, 700, 28)}
+"""Training images of the rare class (of T-shirts in ``study.RARE_TOPS``) and of the other one, and the longer side."""
 STRENGTHS = tuple(10.0 ** np.arange(-5.0, 1.01, 1.0))
 SPECIFICITY = 0.9
 
@@ -435,8 +439,18 @@ def differences(methods: Methods, name: str, base: str, share: float | None) -> 
     return [shown, shared.shown(mean_interval(gains, overlap=overlap), sign=True)]
 
 
+def taken(data: str, cell: str) -> str:
+    """Return the recipe that ``lopsided fit`` takes by itself in a setting."""
+    rare, others, side = IMAGES[data]
+    counts = (rare, others) if rare else (study.RARE_TOPS[cell], others - study.RARE_TOPS[cell])
+    return usual_recipe(counts, ArrayImages(np.zeros((sum(counts), 1, side, 1), dtype=np.uint8)))[0]
+
+
 def short(found: Iterable[Answers]) -> str:
-    """Return a row for each setting, over the repeats that all have: recipes, best peer, class weights by hand."""
+    """Return a row for each setting, over the repeats that all have: recipes, best peer, class weights by hand.
+
+    ``fit`` is the recipe that it takes by itself.
+    """
     rows = []
     for (data, cell), methods in sorted(gathered(found).items(), key=study.place):
         own = [repeats.keys() for name, repeats in methods.items() if name in PEERS or name == "quick"]
@@ -453,10 +467,12 @@ def short(found: Iterable[Answers]) -> str:
         what = {"few": f"skin lesions, {cell}", "isic": "skin lesions, 92 rare"}
         what["tops"] = f"T-shirts at {cell}, {study.RARE_TOPS.get(cell)} rare"
         recipes = [f"{means[name]:.1f}" if name in means else "" for name in RECIPES[:2]]
+        usual = taken(data, cell)
+        recipes.insert(0, f"{means[usual]:.1f} ({usual})" if usual in means else "")
         by = [f"{means[name]:.1f}" if name in means else "" for name in ("class weights", "class weights, as by hand")]
         rows.append((what[data], len(common), *recipes, f"{peers[best]:.1f} ({best})", *by))
-    head = "images | repeats | quick | thorough | best peer, chosen afterwards | class weights | class weights, C = 1"
-    return shared.table(head, rows)
+    head = "images | repeats | `fit` | quick | thorough | best peer, chosen afterwards"
+    return shared.table(f"{head} | class weights | class weights, C = 1", rows)
 
 
 def scratch(found: Iterable[Answers]) -> str:
