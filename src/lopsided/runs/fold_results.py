@@ -321,7 +321,8 @@ class FoldResults:
 
     def _unmeasured(self) -> list[int]:
         """Return the classes of one image, which is tested by a model that knows no image of the class."""
-        return unmeasured_classes(np.array(list(self.source.counts().values()))).tolist()
+        found: list[int] = unmeasured_classes(np.array(list(self.source.counts().values()))).tolist()
+        return found
 
     def _facts(
         self, model: Model, repeats: Sequence[_Scored], settled: Sequence[tuple[Floats, Codes]]
