@@ -24,6 +24,7 @@ from lopsided.models.model import Model, ModelCard, load_model, save_model
 from lopsided.models.whole_graph import model_to_onnx
 from lopsided.recipe import named_recipe
 from lopsided.recipe.encoder_spec import EncoderSpec
+from lopsided.training.methods.distance import DistanceTrainer
 
 LITE = "tf_efficientnet_lite0"
 SHAPES = (DistanceShape(positions=1, columns=5, axes=2), DistanceShape(positions=49, columns=NUMBERS, axes=3))
@@ -51,7 +52,7 @@ def model_of(side: int, name: str = "test_efficientnet+stages+positions+pixels")
             distance.level.copy_(torch.tensor([0.5, 2.0]))
         assert model.layout is not None
         head.parts[0].columns.copy_(torch.arange(5)[None])
-        head.parts[1].columns.copy_(torch.from_numpy(model.local.reshape(49, NUMBERS)))
+        head.parts[1].columns.copy_(torch.from_numpy(model.local[:WIDTH].reshape(49, NUMBERS)))
     return model, card
 
 
@@ -177,6 +178,16 @@ def test_a_saved_model_gives_the_same_and_another_shape_of_its_distances_is_refu
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize("column", [-1, 10**6])
+def test_a_distance_of_columns_that_the_features_do_not_have_is_refused(tmp_path: Path, column: int) -> None:
+    model, card = model_of(64)
+    assert isinstance(model.classifier, DistanceHead)
+    model.classifier.parts[1].columns[3, 4] = column
+    save_model(tmp_path, model, card)
+    with pytest.raises(RunError, match="Train the model again"):
+        load_model(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["mlp+positions", "identity+positions"])
 def test_vectors_have_no_positions(name: str) -> None:
     with pytest.raises(InputError, match="must be models of timm"):
@@ -194,3 +205,15 @@ def test_the_weights_of_an_embedded_encoder_tell_the_number_of_positions() -> No
     found = embedded_state(EncoderSpec.parse(f"{LITE}+positions", "embedded"))
     assert found is not None
     assert [group.width for group in found[1].groups] == [1280, WIDTH]
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_resnet+test_efficientnet"])
+def test_each_encoder_has_a_distance_of_its_own_positions(name: str) -> None:
+    model, card = model_of(64, f"{name}+stages+positions")
+    trainer = object.__new__(DistanceTrainer)
+    trainer.model, trainer.card = model, card
+    whole, *local = trainer._columns()
+    assert whole.shape[0] == 1
+    assert [each.shape for each in local] == [(SIDE * SIDE, NUMBERS)] * len(name.split("+"))
+    assert np.concatenate(local).ravel().tolist() == model.local.tolist()
+    assert not set(whole.ravel()) & set(model.local)

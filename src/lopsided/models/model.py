@@ -367,7 +367,8 @@ def _check_adapter(state: Mapping[str, Tensor], card: ModelCard, path: Path) -> 
         if card.adapter is not None:
             heads["adapter"] = Adapter(card.features + card.num_beside, **card.adapter.model_dump())
     needed = {key: tuple(value.shape) for key, value in heads.state_dict().items()}
-    if found != needed:
+    read = [state[key] for key in found if key.endswith(".columns")]
+    if found != needed or any(int(columns.min()) < 0 or int(columns.max()) >= card.features for columns in read):
         raise RunError(f"{path} does not hold the heads that {CARD_NAME} describes. Train the model again.")
 
 

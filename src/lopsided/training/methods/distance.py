@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lopsided.facts import notes
-from lopsided.models.blocks.positions import NUMBERS
+from lopsided.models.blocks.positions import NUMBERS, SIDE
 from lopsided.models.encoders import seeded_init
 from lopsided.models.heads import DistanceHead, DistanceShape
 from lopsided.training.checkpoint import State
@@ -81,7 +81,8 @@ class DistanceTrainer(FeatureTrainer):
     def _columns(self) -> list[npt.NDArray[np.int64]]:
         """Return the columns that each distance reads, one row per position. Those of a table are not among them.
 
-        The first one reads late stages, or final layers without stages, and has one position.
+        The first one reads late stages, or final layers without stages, and has one position. Each encoder whose
+        positions are read has one more.
         """
         layout = self.model.layout
         if layout is None:
@@ -91,8 +92,7 @@ class DistanceTrainer(FeatureTrainer):
         late = {place for m in members for place in [p for p in stages if layout.groups[p].member == m][-LATE:]}
         read = late or {place for place, group in enumerate(layout.groups) if group.block.name == "final"}
         parts = [np.full(group.width, place in read) for place, group in enumerate(layout.groups)]
-        local = layout.local.reshape(-1, NUMBERS)
-        return [np.flatnonzero(np.concatenate(parts))[None], *([local] if len(local) else [])]
+        return [np.flatnonzero(np.concatenate(parts))[None], *layout.local.reshape(-1, SIDE * SIDE, NUMBERS)]
 
     def _tell(self, normal: int, num_rare: int, mixed: Mixed) -> None:
         pull = float(np.delete(mixed.pull, normal).mean() - mixed.pull[normal])
