@@ -79,6 +79,7 @@ def test_one_class_goes_the_whole_way(call: Call, few: list[str], tmp_path: Path
     marks.write_text("\n".join(lines) + "\n")
     ended = call("fit", photos, "--out", tmp_path / "more", "--more", marks, "allow_outside=true", *few)
     assert ended.code == 0, ended.err
+    assert f"--more {marks} --more marks-2.csv" in ended.out  # Without the first table, its images would be lost.
     ended = call("evaluate", tmp_path / "more", pool, "--json")
     assert json.loads(ended.out)["figures"]["auroc"]["value"] > 0.95
 

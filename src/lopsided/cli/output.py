@@ -309,12 +309,16 @@ def next_words(run: Run) -> list[str]:
     data = shlex.quote(str(metrics["source"]))
     chosen = run.recipe.data.classes
     classes = "" if chosen is None else f" {shlex.quote('classes=' + ','.join(chosen))}"
+    known = [str(table) for table in run.recipe.data.more or ()]
+    marks = "marks.csv" if not known else f"marks-{len(known) + 1}.csv"
+    more = " ".join(f"--more {shlex.quote(table)}" for table in [*known, marks])
     number = counts[rarest]
-    held = f"is {'no' if number == 0 else number} image" if number < 2 else f"are {number} images"
+    held = "is no image" if number == 0 else "is 1 image" if number == 1 else f"are {number} images"
+    some = "some" if number == 0 else "more"
     return [
-        f"There {held} of {rarest}. Next, find more among other images, mark them on the page, and fit again:\n"
+        f"There {held} of {rarest}. Next, find {some} among other images, mark them on the page, and fit again:\n"
         f"  lopsided find {folder} POOL --class {name} --out found.csv\n"
-        f"  lopsided fit {data}{classes} --more marks.csv allow_outside=true --out {folder}-2"
+        f"  lopsided fit {data}{classes} {more} allow_outside=true --out {folder}-2"
     ]
 
 
