@@ -113,6 +113,23 @@ def test_classes_of_one_image_do_not_stop_a_regression(call: Call, few: list[str
     assert "Use --recipe few" in ended.err
 
 
+@pytest.mark.parametrize("counts", [{"cat": 1}, {"cat": 1, "dog": 1, "fox": 1}])
+def test_classes_of_which_each_has_one_image_are_refused(
+    call: Call, few: list[str], tmp_path: Path, counts: dict[str, int]
+) -> None:
+    ended = call("fit", write_photos(tmp_path / "photos", counts), "--out", tmp_path / "run", *few)
+    assert ended.code == 2
+    assert ended.err.endswith("of photos. Add images.\n")  # Without the class, there would be none.
+
+
+def test_methods_are_not_compared_without_a_second_class(call: Call, few: list[str], tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", {"cat": 20})
+    ended = call("compare", photos, "--methods", "quick, few", "--folds", "2", "--out", tmp_path / "compared")
+    assert ended.code == 2
+    assert "are of one class, cat" in ended.err
+    assert ended.err.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_a_distance_is_exported_to_onnx(call: Call, few: list[str], tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", {"cat": 30, "dog": 2})

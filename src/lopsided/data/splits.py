@@ -108,8 +108,9 @@ def _deal(source: Source, how: str, val: float, test: float, seed: int) -> npt.N
     """Return 0, 1 or 2 (train, val, test) for each image."""
     alone = [name for name, number in source.counts().items() if number == 1]
     if alone and val + test > 0:
-        do = suggest_names(alone, [name for name, number in source.counts().items() if number > 1])
-        do = f"{do} Otherwise add images or drop the class." if do else "Add images or drop the class."
+        others = [name for name, number in source.counts().items() if number > 1]
+        do, add = suggest_names(alone, others), "add images or drop the class." if others else "add images."
+        do = f"{do} Otherwise {add}" if do else add.capitalize()
         raise DataError(sentence("a class must hold at least 2 images to be split", _one_in(alone, source), do))
     generator = np.random.default_rng(derive_seed(seed, "split"))
     if how == "group":

@@ -288,8 +288,12 @@ class ComparisonPlan:
     def _check_images(self, source: Source, there: Mapping[str, Any]) -> str:
         """Return a digest of the images, labels and groups, because runs on others cannot be compared.
 
-        The number of folds and the rule are checked, too, before any cell fails on them.
+        The number of classes and folds and the rule are checked, too, before any cell fails on them.
         """
+        only = [name for name, number in source.counts().items() if number]
+        if len(only) < 2:
+            do = "Add images of another class to compare methods, or fit the recipe few without a comparison."
+            raise InputError(f"All images of {shown(source.name)} are of one class, {', '.join(only)}. {do}")
         if self.base.data.folds is not None:
             check_rule(self.base, source)
             if self.base.data.scenario is None:
