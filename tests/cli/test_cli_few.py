@@ -72,7 +72,7 @@ def test_one_class_goes_the_whole_way(call: Call, few: list[str], tmp_path: Path
     for section in ("doubt", "calibration", "figures"):  # They compare classes, of which one is tested.
         assert f'id="{section}"' not in page
         assert f'href="#{section}"' not in page
-    assert '<div class="pair" hidden>' in page
+    assert '<div id="t-curves" hidden>' in page
 
     marks = tmp_path / "marks.csv"
     lines = ["path,label,mark", *(f"{row['path']},unusual,yes" for row in found[:3])]

@@ -397,7 +397,7 @@ WORDS = [
     ),
     (
         notes.wrong_labels(11.4, 0.3, 24.6, 448, 19, "labels.csv"),
-        "About 11 of 448 labels are probably wrong (95 % interval 0 to 25), by models that did not see the image. "
+        "About 11 of 448 labels may be wrong (95 % interval 0 to 25), by models that did not see the image. "
         "labels.csv marks 19 suspects.",
     ),
     (
@@ -473,9 +473,9 @@ WORDS = [
         "2 images are unlike the training images and left out. Keep them with --unfamiliar mark.",
     ),
     (
-        cautions.cheap_cues("df", {"brightness": 0.812, "all of these together": 0.86}),
-        "Brightness alone separates df from the other images with an AUROC of 0.81, all of these together with 0.86: "
-        "were they photographed differently? Then the model may know the camera instead of the object.",
+        cautions.cheap_cues("df", {"brightness": 0.812, "all simple cues together": 0.86}),
+        "Brightness alone separates df from the other images with an AUROC of 0.81, all simple cues together "
+        "with 0.86: were they photographed differently? Then the model may know the camera instead of the object.",
     ),
     (
         cautions.odd_part("df", (30, 25), (115, 1113), ("red", "corners"), ("sharpness",), (), ["a.jpg", "b.jpg"]),

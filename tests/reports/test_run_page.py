@@ -83,8 +83,10 @@ def test_the_title_is_the_answer_in_counts(tmp_path: Path) -> None:
     alarms = sum(row.predicted == "rare" != row.label for row in rows)
     metrics = json.loads((folder / "metrics.json").read_text())
     rare = metrics["test"]["per_class"][metrics["classes"].index("rare")]
-    interval = f"{100 * rare['recall']['low']:.0f} to {100 * rare['recall']['high']:.0f} %"
-    title = f"Finds {found} of 12 “rare” ({100 * found / 12:.0f} %, {interval}) with {alarms} false alarms"
+    interval = f"{100 * rare['recall']['low']:.0f} to {100 * rare['recall']['high']:.0f}\N{NO-BREAK SPACE}%"
+    title = (
+        f"Finds {found} of 12 “rare” ({100 * found / 12:.0f}\N{NO-BREAK SPACE}%, {interval}) with {alarms} false alarms"
+    )
     page = run_page(folder)
     assert f"<title>{title}</title>" in page
     assert f"<h1>{title}</h1>" in page
@@ -100,13 +102,21 @@ def test_the_recall_by_the_models_rule_and_by_a_threshold_are_told_apart(tmp_pat
     assert by_rule != at_half, "Otherwise there is nothing to tell apart."
     text = text_of(run_page(run))
     assert f"{by_rule} of 20 images found" in text
-    assert f"By that rule the recall of “c” is {by_rule / 20:.3f} ({by_rule} of 20 images)" in text
+    assert f"its own recall of “c”, {by_rule / 20:.3f} ({by_rule} of 20 images), can differ" in text
     assert f"By its own rule, the model finds {by_rule} of 20 images of “c”" in text
     assert f"rule of the model (plain) {DASH} {by_rule / 20:.3f}" in text
     assert f"half 0.500 {at_half / 20:.3f}" in text
     assert "If you choose a threshold by looking at test images, the metrics of these images are too high." in text
     assert "In practice, use the rule of the model." in text
     assert "use the validation threshold" not in text
+    assert "own recall of" not in text_of(run_page(make_run(tmp_path / "two"))), "Two classes have one threshold."
+
+
+def test_a_metric_that_no_image_has_is_not_listed(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    assert json.loads((run / "metrics.json").read_text())["test"]["figures"].get("cost") is None
+    assert "log loss" in text_of(run_page(run))
+    assert "cost per image" not in text_of(run_page(run))
 
 
 def test_a_page_follows_the_class_in_focus_and_starts_where_its_rule_is(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ def test_runs_of_seeds_keep_students_interval_and_sentence() -> None:
     comparison = compared(runs("ce", 0.6, 0.7, 0.8), runs("cl", 0.5, 0.6, 0.7))
     assert comparison.folds is None
     assert answer(comparison, "90:10").sentences() == [
-        "At 90:10, ce has the highest balanced accuracy on test images, 70.0 per cent (3 runs); cl has no reliable "
-        "difference to it."
+        "At 90:10, ce has the highest balanced accuracy on test images, 70.0 per cent (3 runs); cl is not "
+        "reliably lower."
     ]
 
 
@@ -81,8 +81,8 @@ def test_the_answer_names_the_best_the_close_and_the_lower_methods() -> None:
     assert use == f"Use small: nothing is reliably better on your {comparison.tested} images."
     assert comparison.tested > comparison.rare > 0
     assert first == (
-        "On all images, big has the highest balanced accuracy, 82.0 per cent (5 folds); small has no reliable "
-        "difference to it; poor is lower."
+        "On all images, big has the highest balanced accuracy, 82.0 per cent (5 folds); small is not "
+        "reliably lower; poor is reliably lower."
     )
     assert second == (
         "small is the cheapest method within one standard error of the best (60 s per fold; big needs 10.0 minutes)."

@@ -174,8 +174,8 @@ def test_the_sentence_names_the_best_method_and_those_that_cannot_be_told_apart_
         *runs("once", 0.4),
     ]
     assert answer(compare(records), "90:10").sentences()[0] == (
-        "At 90:10, best has the highest balanced accuracy on test images, 55.0 per cent (5 runs); close and once have "
-        "no reliable difference to it; low is lower."
+        "At 90:10, best has the highest balanced accuracy on test images, 55.0 per cent (5 runs); close and once are "
+        "not reliably lower; low is reliably lower."
     )
     assert answer(compare(runs("ce", 0.5, scenario=None)), None).sentences()[0] == (
         "On all images, ce has the highest balanced accuracy on test images, 50.0 per cent (1 run)."

@@ -48,8 +48,8 @@ def test_the_last_words_are_the_sentence_of_the_comparison() -> None:
     print_comparison(comparison, Console(file=out, width=200))
     lines = out.getvalue().splitlines()
     assert lines[-1] == (
-        "At 90:10, cl has the highest balanced accuracy on test images, 58.0 per cent (2 runs); [ce] has no reliable "
-        "difference to it."
+        "At 90:10, cl has the highest balanced accuracy on test images, 58.0 per cent (2 runs); [ce] is not "
+        "reliably lower."
     )
     assert "Time of a run at 90:10: [ce] 60 s, cl 60 s." in lines
     assert notes(comparison)[-1] == "1 run ignored: an earlier run has the same method, data and seed."

@@ -36,7 +36,7 @@ _EXAMPLES = 5
 TELLING = 0.75
 """A cue is named if its AUROC is above this, and the lower end of the interval above ``LEAST``."""
 LEAST = 0.6
-TOGETHER = "all of these together"
+TOGETHER = "all simple cues together"
 _FOLDS, _RIDGE = 5, 1.0
 
 

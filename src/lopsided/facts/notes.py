@@ -631,14 +631,16 @@ def wrong_labels(value: float, low: float, high: float, images: int, suspects: i
 def wrong_label_words(value: float, low: float, high: float, images: int) -> str:
     """Return how many labels are probably wrong, for terminal and page.
 
+    >>> wrong_label_words(11.4, 2.3, 24.6, 448)
+    'About 11 of 448 labels are probably wrong (95 % interval 2 to 25), by models that did not see the image.'
     >>> wrong_label_words(11.4, 0.3, 24.6, 448)
-    'About 11 of 448 labels are probably wrong (95 % interval 0 to 25), by models that did not see the image.'
+    'About 11 of 448 labels may be wrong (95 % interval 0 to 25), by models that did not see the image.'
     """
     number, most = round(value), round(high)
     if not number:
         return f"Probably no label of {images:,} is wrong (95 % interval 0 to {most:,})."
-    are = "is" if number == 1 else "are"
-    some = f"About {number:,} of {images:,} labels {are} probably wrong (95 % interval {round(low):,} to {most:,})"
+    are = "may be" if not round(low) else "is probably" if number == 1 else "are probably"
+    some = f"About {number:,} of {images:,} labels {are} wrong (95 % interval {round(low):,} to {most:,})"
     return f"{some}, by models that did not see the image."
 
 

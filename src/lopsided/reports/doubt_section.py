@@ -57,7 +57,7 @@ def doubt_section(facts: Facts, judged: Judged, val: Judged | None, prevalence: 
     if val is not None and val.split != judged.split:
         others = None if val.groups is None else np.array(val.groups)
         fitted_on = HeldBack(val.p.astype(np.float64), val.y_true, others)
-    sets, notes = [], []
+    sets, notes = [], {}
     for level in LEVELS:
         fitted = fit_sets(fitted_on, level)
         crossed = members(p, fitted.thresholds) if fitted_on is not held else cross_sets(held, level)
@@ -67,7 +67,11 @@ def doubt_section(facts: Facts, judged: Judged, val: Judged | None, prevalence: 
         cells = [NONE if each["value"] is None else _interval(each) for each in covered]
         shares = [percent(sizes[1]), percent(sizes[2:].sum()), percent(sizes[0])]
         sets.append({"level": f"{level:g}", "cells": cells, "sizes": shares})
-        notes += [clean(note) for note in fitted.words(facts.classes, fitted_on.kind)[1:]]
+        for name, best in zip(facts.classes, fitted.reached, strict=True):
+            if best < level:
+                notes[name] = (
+                    f"{clean(name)} has too few images for more than {100 * best:.3g} %: it is in every set then."
+                )
     return {
         "words": _words(points, facts.classes[rare]),
         "plot": _plot([points] if there is None else [points, there]),
@@ -77,7 +81,7 @@ def doubt_section(facts: Facts, judged: Judged, val: Judged | None, prevalence: 
         "rare": clean(facts.classes[rare]),
         "sets": sets,
         "shown": SHOWN_CLASSES,
-        "notes": notes[:6],
+        "notes": list(notes.values())[:6],
         "measured": "Measured on images that set no threshold, with 95 % intervals:",
         "familiar": _FAMILIAR,
     }

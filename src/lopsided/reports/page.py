@@ -108,6 +108,7 @@ def environment(*rooms: str) -> jinja2.Environment:
         wording.signed,
         wording.probability,
         wording.breakable,
+        wording.end_of_path,
     )
     made.filters.update({function.__name__: function for function in names})
     return made

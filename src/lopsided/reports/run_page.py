@@ -87,7 +87,9 @@ def run_page(
         return render("run.html.j2", data={"kind": "run"}, **context)
     most, room, kept = MOST_IMAGES, PICTURE_LIMIT, kept_pictures(folder)
     val, figures = judged.get("val"), facts.figures
-    doubt = doubt_section(facts, judged[split], val, prevalence)
+    # Without images of a second class, no answer of the section is about the model.
+    tested = sum(row.support > 0 for row in figures.per_class)
+    doubt = doubt_section(facts, judged[split], val, prevalence) if tested > 1 else None
     while True:
         pictures, data, seen = _judgement(facts, figures, judged[split], val, kind, most, room, progress, kept)
         seen["doubt"] = doubt
@@ -189,7 +191,7 @@ def _head(facts: Facts) -> dict[str, Any]:
          "share": train.get(name, 0) / largest if largest else 0.0}
         for name in facts.classes
     ]  # fmt: skip
-    counted = sorted(train.values())
+    counted, columns = sorted(train.values()), _figure_columns(facts)
     many = (
         f"{len(facts.classes)} classes; the largest has {amount(counted[-1], 'training image')}, the smallest "
         f"{counted[0]:,}. The section Classes lists all classes."
@@ -207,8 +209,8 @@ def _head(facts: Facts) -> dict[str, Any]:
         "count_words": many if len(rows) > FEW_CLASSES else "",
         "headline": [] if figures is None else _headline(facts, figures),
         "figures": figures,
-        "figure_columns": _figure_columns(facts),
-        "table_of_metrics": METRICS.values(),
+        "figure_columns": columns,
+        "table_of_metrics": [row for row in METRICS.values() if any(each["figures"].get(row.name) for each in columns)],
         "metrics": metrics,
         "seconds": duration(metrics.seconds),
     }

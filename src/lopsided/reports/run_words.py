@@ -18,7 +18,7 @@ from lopsided.recipe.words import amount
 from lopsided.reports.run_data import Judged, Stage
 from lopsided.reports.thresholds import Counts
 from lopsided.reports.wording import clean, figure_value, interval, listed, number, percent, probability, quoted
-from lopsided.runs.metrics import Evaluation, FoldFacts, Headline, Metrics
+from lopsided.runs.metrics import Estimate, Evaluation, FoldFacts, Headline, Metrics
 
 FEW = 30
 """With fewer test images of a class, its recall is too uncertain."""
@@ -109,7 +109,7 @@ def title(facts: Facts) -> str:
     found = figures.confusion[place][place]
     others = figures.num_images - row.support
     counts = Headline(row.label, found, row.support, row.recall.low, row.recall.high, decided - found, others)
-    return counts.title(quoted(row.label))
+    return counts.title(quoted(row.label)).replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def lead(facts: Facts) -> str:
@@ -305,26 +305,30 @@ def confusion_words(facts: Facts, judged: Judged) -> str:
     pairs, counts = np.unique(np.stack([judged.y_true, judged.y_pred])[:, judged.wrong], axis=1, return_counts=True)
     true, predicted = pairs[:, counts.argmax()].tolist()
     support = int((judged.y_true == true).sum())
+    kind = f"{quoted(facts.classes[predicted])} for {quoted(facts.classes[true])}"
     return (
-        f"{amount(wrong, 'mistake')} among {amount(len(judged), 'image')}. The most frequent mistake: the model "
-        f"predicts {quoted(facts.classes[predicted])} for {counts.max():,} of {support:,} images of "
-        f"{quoted(facts.classes[true])}."
+        f"{amount(wrong, 'mistake')} among {amount(len(judged), 'image')}, most often {kind} "
+        f"({counts.max():,} of {support:,} images)."
     )
 
 
-def rule_words(name: str, by_rule: Counts) -> str:
-    """Say that the other figures of the page follow the model's rule, which is not a threshold of one class."""
-    support = by_rule.tp + by_rule.fn
-    recall = ""
-    if support:
-        recall = (
-            f" By that rule the recall of {quoted(name)} is {number(by_rule.recall)} ({by_rule.tp:,} of "
-            f"{amount(support, 'image')}), so it can differ from the recalls below."
+def rule_words(name: str, by_rule: Counts, at_start: Counts | None) -> str:
+    """Return why the slider counts otherwise than the model's rule; empty if it does not. ``at_start`` is the slider.
+
+    The slider starts elsewhere (None) if the rule is no threshold of this class.
+    """
+    if at_start == by_rule:
+        return ""
+    if at_start is not None:
+        return (
+            "Each fold was decided by the threshold that the other folds gave, so the counts of the rule can differ "
+            "from those at one threshold."
         )
+    support = by_rule.tp + by_rule.fn
+    own = f", {number(by_rule.recall)} ({by_rule.tp:,} of {amount(support, 'image')})," if support else ""
     return (
-        f"This section asks a separate question for one class at a time: is the probability of the class at least the "
-        f"threshold? All other numbers of this page follow the rule of the model, which gives each image exactly one "
-        f"class.{recall}"
+        "The slider asks for one class at a time whether its probability reaches a threshold. The model gives each "
+        f"image exactly one class, so its own recall of {quoted(name)}{own} can differ from that below."
     )
 
 
@@ -357,8 +361,10 @@ def threshold_words(
     return f"{first} With {threshold}, {outcome(at_chosen)}."
 
 
-def no_choice(split: str) -> str:
-    """Return why there is no validation threshold."""
+def no_choice(facts: Facts, split: str) -> str:
+    """Return why there is no validation threshold; empty for folds, which have no validation images."""
+    if facts.metrics.folds is not None:
+        return ""
     if split == "val":
         return "There is no validation threshold, because the metrics are already for the validation images."
     return "There is no validation threshold: it needs validation images of this class and of other classes."
@@ -445,10 +451,27 @@ def narrowing(facts: Facts, figures: Evaluation) -> dict[str, Any] | None:
     known = (
         f"If the recall of {quoted(row.label)} stays at" if row.support else f"If the recall of {quoted(row.label)} is"
     )
+    wider = (
+        " The interval above is wider than the first of these, because the models of the folds differ."
+        if row.support and facts.metrics.folds is not None and _is_wider(row.recall, steps[0][1])
+        else ""
+    )
     return {
-        "words": f"{known} {100 * share:.0f} %, more images of it narrow the interval.",
+        "words": f"{known} {100 * share:.0f} %, more images of it narrow the interval.{wider}",
         "rows": [{"images": n, "low": f"{100 * s.low:.0f} %", "high": f"{100 * s.high:.0f} %"} for n, s in steps],
     }
+
+
+def _is_wider(found: Estimate, alone: Estimate) -> bool:
+    """Return whether an interval is wider than that of images alone, by what a page shows of both.
+
+    >>> alone = Estimate(value=0.7, low=0.51, high=0.85)
+    >>> _is_wider(Estimate(value=0.7, low=0.43, high=0.89), alone), _is_wider(alone, alone)
+    (True, False)
+    """
+    ends = (found.low, found.high, alone.low, alone.high)
+    low, high, least, most = (round(100 * (end or 0)) for end in ends)
+    return high - low > most - least
 
 
 def class_words(figures: Evaluation) -> str:

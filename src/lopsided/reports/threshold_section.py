@@ -82,10 +82,13 @@ def threshold_section(
         "threshold_step": 1 / STEPS,
         "threshold_offered": offered,
         "threshold_words": run_words.threshold_words(facts.classes[label], by_rule, threshold, at_chosen, spread),
-        "rule_words": run_words.rule_words(facts.classes[label], by_rule),
+        "rule_words": run_words.rule_words(
+            facts.classes[label], by_rule, counts_at(p, positive, start[0]) if is_threshold and start[0] else None
+        ),
+        "has_curves": 0 < positive.sum() < len(positive),
         "has_choice": has_choice,
         "threshold_advice": run_words.threshold_advice(facts, judged.split, has_choice=has_choice),
-        "no_choice": run_words.no_choice(judged.split),
+        "no_choice": run_words.no_choice(facts, judged.split),
         "threshold_note": f"Only the {len(offered):,} rarest classes can be selected; {left:,} more do not fit."
         if left
         else "",

@@ -42,7 +42,7 @@ _LADDER = ((96, BEST), (64, 70), (48, 65), (40, 55), (32, 50), (24, 40), (16, 30
 _NO_ROOM = "There are no pictures: they do not fit into the page."
 _SAMPLED = 8
 """If there are many pictures, one in eight is used to estimate the total size."""
-_ENOUGH = ((1_500, 96), (4_000, 64))
+_ENOUGH = ((400, 128), (1_500, 96), (4_000, 64))
 """Maximum number of images, and the side of their pictures. With more images the side is 48."""
 
 

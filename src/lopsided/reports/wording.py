@@ -40,6 +40,16 @@ def breakable(name: str) -> Markup:
     return Markup(re.sub(r"([_/.\-]+)(?=[^_/.\-\s])", r"\1<wbr>", str(escape(clean(name)))))
 
 
+def end_of_path(name: str) -> str:
+    """Return the end of a long path, which names the image.
+
+    >>> end_of_path("/data/HAM/images/1.jpg"), end_of_path("shirt/p17/left.png")
+    ('…/images/1.jpg', 'shirt/p17/left.png')
+    """
+    parts = name.split("/")
+    return f"\N{HORIZONTAL ELLIPSIS}/{'/'.join(parts[-2:])}" if len(parts) > 3 else name
+
+
 def quoted(name: str) -> str:
     """Return a class name in quotation marks.
 

@@ -97,9 +97,8 @@ class Answer:
         highest = f"highest balanced accuracy{on}, {self.value.value:.1f} per cent ({amount(self.runs, what)})"
         text = f"{self.where}, {self.best} has the {highest}"
         close = [each.method for each in self.close]
-        have = "has" if len(close) == 1 else "have"
-        parts = [f"{listed(close)} {have} no reliable difference to it"] if close else []
-        parts += [f"{listed(self.lower)} {'is' if len(self.lower) == 1 else 'are'} lower"] if self.lower else []
+        parts = [f"{listed(close)} {_are(close)} not reliably lower"] if close else []
+        parts += [f"{listed(self.lower)} {_are(self.lower)} reliably lower"] if self.lower else []
         return "; ".join([text, *parts]) + "."
 
     def _chosen(self) -> list[str]:
@@ -128,7 +127,7 @@ class Answer:
         if needed.repeats is not None:
             ways.append(f"about {needed.repeats} repeats instead of {self.repeats}")
         if needed.images is not None:
-            ways.append(f"about {needed.images:,} rare images instead of {self.rare:,}")
+            ways.append(f"about {_rounded(needed.images):,} rare images instead of {self.rare:,}")
         no_repeats = " More repeats of the same images would not be enough." if needed.repeats is None else ""
         return f"{both} differ by {gap}. It would take {' or '.join(ways)} to show that.{no_repeats}"
 
@@ -144,6 +143,16 @@ class Answer:
             "minutes_per_fold": {method: round(minutes, 4) for method, minutes in self.minutes.items()},
             "sentences": self.sentences(),
         }
+
+
+def _are(methods: Sequence[str]) -> str:
+    return "is" if len(methods) == 1 else "are"
+
+
+def _rounded(number: int) -> int:
+    """Return a number with two digits, rounded up: more would be more than an estimate knows."""
+    step = 10 ** max(len(str(number)) - 2, 0)
+    return math.ceil(number / step) * step
 
 
 def answer(comparison: Comparison, scenario: str | None) -> Answer:

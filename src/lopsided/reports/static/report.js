@@ -64,12 +64,15 @@
     return made;
   }
 
+  /** The end of a long path, which names the image, as Python writes it. */
+  const endOfPath = (path) => (path.split("/").length > 3 ? `…/${path.split("/").slice(-2).join("/")}` : path);
+
   function words(i) {
     const lines = [element("p", "says", element("b", "", shown(sure[i])), " ", name(data.classes[predicted[i]]))];
     if (label[i] !== predicted[i]) {
       lines.push(element("p", "is", "true: ", name(data.classes[label[i]]), ` (${shown(truth[i])})`));
     }
-    lines.push(element("p", "name", name(data.names[i])));
+    lines.push(element("p", "name", name(endOfPath(data.names[i]))));
     if (data.groups && data.groups[i]) lines.push(element("p", "group", "group ", name(data.groups[i])));
     return lines;
   }
@@ -164,7 +167,7 @@
       const found = [];
       for (let i = 0; i < data.listed; i++) if (label[i] !== predicted[i]) found.push(i);
       title.textContent = "Most confident mistakes";
-      note.textContent = `${counted(found.length, "mistake")}, the most confident first. The number is the probability of the predicted class.`;
+      note.textContent = `${counted(found.length, "mistake")}. The number is the probability of the predicted class.`;
       gallery(list, more, found);
     };
     all.addEventListener("click", allMistakes);
@@ -343,13 +346,16 @@
       $("t-ends").hidden = !isLogit;
       [range.min, range.max, range.step] = isLogit ? [-FAR, FAR, 0.02] : [0, 1, 0.001];
       mark.hidden = chosenButton.hidden = chosen === null;
-      $("t-no-choice").hidden = chosen !== null;
+      $("t-no-choice").hidden = chosen !== null || !$("t-no-choice").textContent;
       $("t-auroc").textContent = shown(facts.auroc[index]);
       $("t-average").textContent = shown(facts.average_precision[index]);
       const [roc, pr] = curves();
+      const positives = positive.reduce((a, b) => a + b, 0), hasBoth = positives > 0 && positives < p.length;
+      $("t-found-box").hidden = !positives;
+      $("t-curves").hidden = $("t-share-box").hidden = !hasBoth; // Images of one kind have no curves.
       $("roc-line").setAttribute("d", write($("roc"), roc));
       $("pr-line").setAttribute("d", write($("pr"), pr));
-      const share = positive.reduce((a, b) => a + b, 0) / p.length;
+      const share = positives / p.length;
       $("pr-reference").setAttribute("d", write($("pr"), [[0, share], [1, share]]));
       $("roc").setAttribute("aria-label", `ROC curve of ${data.classes[facts.classes[index]]}`);
       $("pr").setAttribute("aria-label", `Precision-recall curve of ${data.classes[facts.classes[index]]}`);
