@@ -140,6 +140,8 @@ def test_fit_says_what_ten_thousand_new_images_will_take(monkeypatch: pytest.Mon
     assert speed_words(named_recipe("thorough")) == [told]
     assert speed_words(named_recipe("fine-tune")) == []
     assert speed_words(named_recipe("few")) == [], "One pass gives its features and those of quick."
+    asked[named_recipe("thorough").encoder.views] = 40.0
+    assert speed_words(named_recipe("thorough")) == [], "It is not clearly slower."
 
     def broken(recipe: Recipe) -> float:
         raise RunError("no weights")

@@ -527,7 +527,7 @@ WORDS = [
     ),
     (
         cautions.few_images({"few": 6}, 30),
-        "The data hold fewer than 30 images of few (6): check how wide the intervals are.",
+        "There are fewer than 30 images of few (6): check how wide the intervals are.",
     ),
     (
         cautions.no_validation_split(),

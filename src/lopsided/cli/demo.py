@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from lopsided.cli.options import Json, Quiet
-from lopsided.cli.output import StoppedError, interval, show, show_json, table
+from lopsided.cli.output import StoppedError, interval, rule_words, show, show_json, table
 from lopsided.errors import RunError
 
 
@@ -54,6 +54,7 @@ def demo(
 def _find_eggs(out: Path, *, seed: int, quiet: bool, as_json: bool) -> None:
     from lopsided.api import fit
     from lopsided.data.eggs import unpack_eggs
+    from lopsided.evaluation.decision import Decision
     from lopsided.runs.metrics import headlines
 
     eggs, new = unpack_eggs(out)
@@ -68,7 +69,8 @@ def _find_eggs(out: Path, *, seed: int, quiet: bool, as_json: bool) -> None:
         f"{out}/eggs has 216 pictures of intact eggs and 24 of cracked ones.\n\n$ lopsided fit {at}/eggs --out {where}"
     )
     run = fit(eggs, out=folder, seed=seed, resume=(folder / "recipe.toml").is_file(), quiet=quiet or as_json)
-    tested = (run.metrics or {}).get("test")
+    metrics = run.metrics or {}
+    tested = metrics.get("test")
     if tested is None:  # The folder may hold any finished run.
         raise RunError(f"{folder} is not a run of the demo: it has no test images. Choose another folder.")
     lines = [line.words() for line in headlines(tested)]
@@ -95,6 +97,7 @@ def _find_eggs(out: Path, *, seed: int, quiet: bool, as_json: bool) -> None:
         for row in found
     ]
     tell(table(["picture", "predicted", "p:cracked", ""], rows))
+    tell("\n" + rule_words(Decision.model_validate(metrics["decision"]["decision"]), metrics["classes"]))
     next_steps = {
         "the mistakes": f"lopsided report {where} --open",
         "miss fewer": f"lopsided predict {where} {at}/new --decide recall:cracked=0.95",
@@ -136,6 +139,8 @@ def _loss_words(summary: Mapping[str, Any], out: Path) -> str:
         [
             f"Trained on {train}; tested on {test}.",
             table(["loss or recipe", "balanced accuracy [95 %]", "accuracy [95 %]", "time"], rows),
+            f"With {min(counts['test'].values())} rare test images the intervals are wide: one run does not say which "
+            "loss is better. To compare losses, use lopsided compare with folds.",
             f"Written to {out}: one run folder per row, and summary.json. See the mistakes of quick with "
             f"lopsided report {shlex.quote(str(out / 'quick'))}.",
         ]

@@ -251,8 +251,12 @@ def baseline_words(metrics: Mapping[str, Any], split: str) -> list[str]:
     return [f"{words} The difference of this model to it is {interval(change)}, which chance can explain."]
 
 
+CLEARLY_SLOWER = 1.5
+"""The times of a short measurement differ by less without a reason."""
+
+
 def speed_words(recipe: Recipe) -> list[str]:
-    """Return how long a model with a frozen encoder and one of the recipe quick take for new images; measured."""
+    """Return how long a model with a frozen encoder takes for new images, measured, if quick is clearly faster."""
     from lopsided.recipe import named_recipe
     from lopsided.reports.wording import duration
     from lopsided.runs.features import images_per_second
@@ -261,10 +265,13 @@ def speed_words(recipe: Recipe) -> list[str]:
     if recipe.spec.trains_encoder or recipe.encoder.spec.has_features_of(peer.encoder.spec):
         return []
     try:
-        own, quick = (duration(number / images_per_second(each)) for each in (recipe, peer))
+        own, quick = (number / images_per_second(each) for each in (recipe, peer))
     except LopsidedError:  # A figure for information must not end a run that is finished.
         return []
-    return [f"On this machine, {number:,} new images take about {own} with this model, and {quick} with quick."]
+    if own < CLEARLY_SLOWER * quick:
+        return []
+    times = f"about {duration(own)} with this model, and {duration(quick)} with quick"
+    return [f"On this machine, {number:,} new images take {times}."]
 
 
 def fold_words(folds: Mapping[str, Any]) -> str:
@@ -313,7 +320,7 @@ def next_words(run: Run) -> list[str]:
     marks = "marks.csv" if not known else f"marks-{len(known) + 1}.csv"
     more = " ".join(f"--more {shlex.quote(table)}" for table in [*known, marks])
     number = counts[rarest]
-    held = "is no image" if number == 0 else "is 1 image" if number == 1 else f"are {number} images"
+    held = "is no labelled image" if number == 0 else "is 1 image" if number == 1 else f"are {number} images"
     some = "some" if number == 0 else "more"
     return [
         f"There {held} of {rarest}. Next, find {some} among other images, mark them on the page, and fit again:\n"

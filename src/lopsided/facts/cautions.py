@@ -23,7 +23,7 @@ def few_test_images(counts: Mapping[str, int], least: int) -> str:
 @caution("run")
 def few_images(counts: Mapping[str, int], least: int) -> str:
     """Classes have few images in a run with folds."""
-    return f"The data hold fewer than {least} images of {_classes(counts)}: check how wide the intervals are."
+    return f"There are fewer than {least} images of {_classes(counts)}: check how wide the intervals are."
 
 
 @caution("run")
