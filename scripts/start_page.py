@@ -97,8 +97,12 @@ def take_pictures(page: Path, browser: str) -> None:
     """Take a picture of the top of the page with its mistakes, and of the threshold."""
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
+        # Narrow, so that the words are legible where a page shows the picture in a column of text; sharp on any screen.
         shown = chromium.new_page(
-            viewport={"width": 1200, "height": 1000}, reduced_motion="reduce", color_scheme="light"
+            viewport={"width": 980, "height": 960},
+            device_scale_factor=1.6,
+            reduced_motion="reduce",
+            color_scheme="light",
         )
         shown.goto(page.resolve().as_uri())
         shown.wait_for_selector("html[data-ready=true]", state="attached")
