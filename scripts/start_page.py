@@ -99,7 +99,7 @@ def take_pictures(page: Path, browser: str) -> None:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
         # Narrow, so that the words are legible where a page shows the picture in a column of text; sharp on any screen.
         shown = chromium.new_page(
-            viewport={"width": 980, "height": 960},
+            viewport={"width": 980, "height": 820},
             device_scale_factor=1.6,
             reduced_motion="reduce",
             color_scheme="light",

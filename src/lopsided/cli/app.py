@@ -70,7 +70,7 @@ def lopsided(
     \b
     Examples:
       lopsided demo                       try it on the included images
-      lopsided fit photos                 train in runs/1; one sub-folder per class
+      lopsided fit photos                 train; one sub-folder per class
       lopsided report --open              show the mistakes of the newest run
       lopsided evaluate new-photos        evaluate on other labelled images
       lopsided predict inbox --out answers.csv

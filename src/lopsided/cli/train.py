@@ -161,12 +161,13 @@ def fit(
 
     By default, a pretrained encoder turns each image into features, and a
     linear classifier on the features is fitted, in seconds to minutes and
-    without a network. The recipe is quick; or thorough, which also takes
-    mirrored and turned copies of each image, with at most 3,000 images of
-    more than 32 pixels and 50 or more of each class; or few, which adds the
-    distance from the frequent class, with one class or with two of which one
-    is rare (fewer than 10 images, or fewer than 50 and at most a tenth of the
-    other).
+    without a network.
+
+    \b
+    Without --recipe, the images decide which recipe is used:
+      few       one class, or two of which one is rare
+      thorough  at most 3,000 images above 32 pixels, 50 or more of each class
+      quick     otherwise
 
     If a class has fewer than 200 images, every image is tested once, in five
     folds. Without --out, the run is in runs/1, runs/2 and so on.

@@ -453,7 +453,7 @@ def narrowing(facts: Facts, figures: Evaluation) -> dict[str, Any] | None:
     )
     wider = (
         " The interval above is wider than the first of these, because the models of the folds differ."
-        if row.support and facts.metrics.folds is not None and _is_wider(row.recall, steps[0][1])
+        if row.support and facts.metrics.folds is not None and _is_wider(row.recall, steps[0][1].low, steps[0][1].high)
         else ""
     )
     return {
@@ -462,16 +462,15 @@ def narrowing(facts: Facts, figures: Evaluation) -> dict[str, Any] | None:
     }
 
 
-def _is_wider(found: Estimate, alone: Estimate) -> bool:
-    """Return whether an interval is wider than that of images alone, by what a page shows of both.
+def _is_wider(found: Estimate, low: float | None, high: float | None) -> bool:
+    """Return whether an interval is wider than another one, that of images alone, by what a page shows of both.
 
-    >>> alone = Estimate(value=0.7, low=0.51, high=0.85)
-    >>> _is_wider(Estimate(value=0.7, low=0.43, high=0.89), alone), _is_wider(alone, alone)
+    >>> found = Estimate(value=0.7, low=0.43, high=0.89)
+    >>> _is_wider(found, 0.51, 0.85), _is_wider(found, 0.43, 0.89)
     (True, False)
     """
-    ends = (found.low, found.high, alone.low, alone.high)
-    low, high, least, most = (round(100 * (end or 0)) for end in ends)
-    return high - low > most - least
+    own, alone = ([round(100 * (end or 0)) for end in ends] for ends in ((found.low, found.high), (low, high)))
+    return own[1] - own[0] > alone[1] - alone[0]
 
 
 def class_words(figures: Evaluation) -> str:

@@ -151,7 +151,7 @@ def _are(methods: Sequence[str]) -> str:
 
 def _rounded(number: int) -> int:
     """Return a number with two digits, rounded up: more would be more than an estimate knows."""
-    step = 10 ** max(len(str(number)) - 2, 0)
+    step = int(10 ** max(len(str(number)) - 2, 0))
     return math.ceil(number / step) * step
 
 
