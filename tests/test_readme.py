@@ -8,14 +8,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import lopsided
 from lopsided.cli import run
 from lopsided.data.eggs import unpack_eggs
-from lopsided.data.images import ArrayImages
-from lopsided.runs.fitting import FEW, has_normal, usual_recipe
 from test_site_pages import shell_lines
 
 ROOT = Path(__file__).parents[1]
@@ -48,18 +45,6 @@ def test_numbers_of_readme_are_those_of_the_tables_and_of_the_demo() -> None:
     intervals = (ROOT / "docs" / "understand" / "how-many-images.md").read_text(encoding="utf-8")
     low_high = re.findall(r"If 8 of 10 rare images are found, the recall is (\d+ to \d+ %)", README)[0]
     assert re.search(rf"^\| 10 \|[^|]*\| {low_high} \|", intervals, flags=re.MULTILINE)
-
-
-def test_fit_takes_the_recipes_that_readme_names_for_the_rows_of_its_table() -> None:
-    """The numbers of the other class are those of the training images in ``studies``; T-shirts have 28 pixels."""
-    rows = {"few": [(10, 310), (35, 665), (14, 686)], "thorough": [(92, 890)], "quick": [(70, 630)]}
-    for recipe, counts in rows.items():
-        for rare, others in counts:
-            side = 28 if rare in (70, 35, 14) else 600
-            images = ArrayImages(np.zeros((rare + others, 1, side, 1), dtype=np.uint8))
-            assert (FEW if has_normal((rare, others)) else usual_recipe((rare, others), images)[0]) == recipe
-    words = re.sub(r"\s+", " ", README)
-    assert "[`few`](docs/few.md) with 10, 35 and 14 rare images, `thorough` with 92 and `quick` with 70" in words
 
 
 def test_the_loss_of_readme_runs() -> None:
