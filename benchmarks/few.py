@@ -51,11 +51,12 @@ def fit_memory() -> dict[str, float]:
     assert layout.width == WIDTH + PLACES
     fit_distances(x[:50], columns)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    distances = fit_distances(x[:NORMAL], columns)
+    distances = fit_distances(x[labels == 0], columns)  # A copy, as in training.
     fitted = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     column = np.concatenate([distances.left_out, distances.column(x[NORMAL:])])
     whole = layout.whole
-    mixed = fit_mixed(x[:, :WIDTH], column, labels, 0, 2, importance=whole.importance(), parts=whole.kinds())
+    own = x[:, np.arange(WIDTH)]
+    mixed = fit_mixed(own, column, labels, 0, 2, importance=whole.importance(), parts=whole.kinds())
     assert mixed.relied < 1
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     kept = [array for part in distances.parts for array in (part.axes, part.gains, part.centre, part.scale)]
