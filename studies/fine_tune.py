@@ -79,7 +79,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "3 blocks": {"fine_tune.blocks": 3},
 }
 """Changes of the recipe ``fine-tune`` by name, or of the recipe whose name ``FROZEN`` begins with."""
-SEVEN: dict[str, Any] = {
+FIRST: dict[str, Any] = {
     "encoder_training.loss": "logit-adjusted",
     "fine_tune.steps": 1500,
     "fine_tune.blend": 0.0,
@@ -87,8 +87,46 @@ SEVEN: dict[str, Any] = {
     "encoder.views": "flips",
     "regression.strength": 0.01,
 }
-"""Changes of ``fine-tune`` for the seven classes. The regression is the first classifier only."""
+"""Changes of ``fine-tune`` in the first run on the seven classes. The regression is the first classifier only."""
+SEVEN_RECORD = shared.RECORDS / "fine_tune_seven.jsonl"
 SEVEN_ANSWERS = answers.FOLDER / "fine_tune.csv.gz"
+LONGER: dict[str, Any] = {
+    "data.image_size": 160,
+    "data.val": 0.1,
+    "augment.rotation": 180.0,
+    "augment.crop": 0.6,
+    "augment.vertical_flip": True,
+    "encoder.scaling": "none",
+    "encoder_training.loss": "logit-adjusted",
+    "encoder_training.lr": 5e-4,
+    "encoder_training.weight_decay": 0.05,
+    "encoder_training.epochs": 4,
+    "fine_tune.blocks": 12,
+    "fine_tune.views": 6,
+    "fine_tune.steps": None,
+    "fine_tune.layer_decay": 0.9,
+    "fine_tune.average": 0.998,
+    "fine_tune.blend": 0.0,
+    "regression.strength": 0.01,
+}
+"""Changes of ``fine-tune`` for many images: twelve of 16 blocks of smaller images, stronger views, and lesions that
+calibrate. Four epochs compare settings."""
+CANDIDATES: dict[str, dict[str, Any]] = {"frozen, final layer": {}, "twelve blocks": {}}
+"""Changes of ``LONGER`` that ``seven-choose`` compares, and the regression on the final layer at the same size."""
+SEVEN: dict[str, dict[str, Any]] = {
+    "fine-tune": FIRST,
+    "fine-tune, second run": {
+        **LONGER,
+        "data.image_size": 192,
+        "augment.crop": 0.5,
+        "augment.colour": 0.3,
+        "encoder.views": "flip",
+        "encoder_training.epochs": 8,
+        "fine_tune.views": 10,
+        "selection.metric": "last",
+    },
+}
+"""Changes of ``fine-tune`` in each run of ``seven``."""
 LOSSES = ("logit-adjusted", "CL", "AFCL")
 """Methods with another loss. They are no candidates. BCL has a cosine classifier, which cannot be fine-tuned."""
 
@@ -141,9 +179,14 @@ class Shared:
         finally:
             Activations.compute = compute  # type: ignore[method-assign]
 
+    def augmented(self, recipe: Recipe) -> None:
+        """Take the activations of this recipe's views."""
+        self._augment = recipe.augment
+        self.seconds = 0.0
+
     def timed(self, recipe: Recipe, source: Source, held_out: Source) -> dict[str, Any]:
         """Fit a recipe on a source and return the figures of the held-out images."""
-        self._augment = recipe.augment
+        self.augmented(recipe)
         begin = time.process_time()
         fitted = fit(recipe, source, held_out=held_out)
         minutes = (time.process_time() - begin + self.seconds) / 60
@@ -172,12 +215,12 @@ def isic(method: str, fold: int, seed: int) -> dict[str, Any]:
     return SHARED.timed(recipe, source.subset(train), source.subset(rest))
 
 
-def seven(folder: Path) -> None:
-    """Fine-tune on the first fold of the registered task ``lesions``, and keep the answers to its images."""
+def seven(name: str, number: int, folder: Path) -> None:
+    """Fine-tune on a fold of the registered task ``lesions``, and keep the answers to its images."""
     task = registered.lesions()
-    cell, repeat, fold, train, rest = task.pairs[0]
+    cell, repeat, fold, train, rest = task.pairs[number]
     source, tested = task.source.subset(train), task.source.subset(rest)
-    fields = {**SEVEN, "seed": repeat, "data.test": 0.0, "threads": 1, "compare_quick": False}
+    fields = {**SEVEN[name], "seed": repeat, "data.test": 0.0, "threads": 1, "compare_quick": False}
     begin = time.process_time()
     folder.mkdir(parents=True, exist_ok=True)
     found = fit(named_recipe("fine-tune").override(**fields), source, folder, held_out=tested, resume=True).held_out
@@ -185,9 +228,41 @@ def seven(folder: Path) -> None:
     assert tested.groups is not None
     odds = np.log(np.clip(found.probabilities, 1e-12, 1))
     names, groups = list(tested.names), list(tested.groups)
-    one = Answers("lesions", cell, repeat, fold, "fine-tune", names, tested.labels, found.y_pred, odds, groups)
+    one = Answers("lesions", cell, repeat, fold, name, names, tested.labels, found.y_pred, odds, groups)
     answers.add(SEVEN_ANSWERS, one)
-    print(f"{(time.process_time() - begin) / 60:.1f} minutes of a core", flush=True)
+    minutes = round((time.process_time() - begin) / 60, 1)  # Since the run was resumed, if it was.
+    shared.add(SEVEN_RECORD, {"method": name, "fold": fold, "train": len(train), "minutes": minutes})
+
+
+def seven_choose(name: str, folder: Path) -> dict[str, Any]:
+    """Train a candidate on four of five parts, by lesion, of the training images of the first fold, and judge it by the
+    fifth one. No image of the fold itself is used."""
+    task = registered.lesions()
+    source = task.source.subset(task.pairs[0][3])
+    assert source.groups is not None
+    train, rest = shared.folds_by_lesion(source.labels, source.groups, 100)[0]
+    fields = {"seed": 100, "data.test": 0.0, "threads": 1, "compare_quick": False}
+    recipe = named_recipe("fine-tune").override(**LONGER).override(**CANDIDATES[name]).override(**fields)
+    if name.startswith("frozen"):
+        size = {"data.image_size": recipe.data.image_size, "encoder.name": recipe.encoder.name}
+        recipe = named_recipe("quick").override(**size, **fields)
+    begin = time.process_time()
+    SHARED.augmented(recipe)
+    fitted = fit(recipe, source.subset(train), folder / name, held_out=source.subset(rest), resume=True)
+    found = fitted.held_out
+    assert found is not None
+    assert found.y_true is not None
+    minutes = (time.process_time() - begin + SHARED.seconds) / 60
+    own = {
+        "uwa": 100 * balanced_accuracy_score(found.y_true, found.y_pred),
+        "auroc": 100 * roc_auc_score(found.y_true, found.probabilities, multi_class="ovr"),
+        "minutes": minutes,
+    }
+    epochs = [
+        {key: round(float(row[key]), 4) for key in ("loss", "val_log_loss", "val_uwa") if key in row}
+        for row in fitted.history
+    ]
+    return {"train": len(train), "images": len(rest), **{key: round(own[key], 2) for key in own}, "epochs": epochs}
 
 
 def halved(one: Answers, shares: Floats) -> float:
@@ -295,18 +370,24 @@ def summary(path: Path) -> str:
 def main() -> None:
     """Compute the missing lines of the record and print its summary."""
     parser = shared.parser(__doc__)
-    parser.add_argument("what", choices=["tops", "isic", "tune", "summary", "seven", "seven-table"])
+    parser.add_argument("what", choices=["tops", "isic", "tune", "summary", "seven", "seven-table", "seven-choose"])
     parser.add_argument("--number", type=int, default=None, help="seeds, or folds of isic")
     parser.add_argument("--methods", default=None, help="names of METHODS, separated by semicolons")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--record", type=Path, default=RECORD)
-    parser.add_argument("--folder", type=Path, help="with seven: where the run is kept")
+    parser.add_argument("--folder", type=Path, help="with seven and seven-choose: where the runs are kept")
+    parser.add_argument("--fold", type=int, default=0, help="with seven")
     arguments = parser.parse_args()
     if arguments.what == "seven":
-        seven(arguments.folder)
+        seven(arguments.methods or list(SEVEN)[-1], arguments.fold, arguments.folder)
         return
     if arguments.what == "seven-table":
         print(seven_table())
+        return
+    if arguments.what == "seven-choose":
+        names = arguments.methods.split(";") if arguments.methods else list(CANDIDATES)
+        with SHARED.of("seven"):
+            shared.compute_missing(SEVEN_RECORD, ({"candidate": name} for name in names), lambda cell: seven_choose(cell["candidate"], arguments.folder))
         return
     usual = ["quick", "quick without pixels", "fine-tune"]
     if arguments.what == "tune":
