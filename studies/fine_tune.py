@@ -288,13 +288,15 @@ def seven_table() -> str:
     """Return a row for each recipe on the fold, and for the mean of fine-tuning and ``thorough``."""
     found = [one for one in answers.read(registered.ANSWERS) if one.data == "lesions"]
     labels = np.concatenate([one.labels for one in found if one.method == "quick" and one.fold > 0])
-    fold = {one.method: one for one in found if one.fold == 0 and one.method in ("quick", "thorough")}
+    frozen = {one.method: one for one in found if one.fold == 0 and one.method in ("quick", "thorough")}
+    fold = dict(frozen)
     for tuned in answers.read(SEVEN_ANSWERS):
-        place = {name: row for row, name in enumerate(fold["thorough"].images)}
-        scores = (tuned.scores + fold["thorough"].scores[[place[name] for name in tuned.images]]) / 2
-        decided = (scores - np.log(np.bincount(labels) / len(labels))).argmax(axis=1)
         fold[tuned.method] = tuned
-        fold[f"{tuned.method} and thorough"] = replace(tuned, decided=decided, scores=scores)
+        for name, other in frozen.items():
+            place = {image: row for row, image in enumerate(other.images)}
+            scores = (tuned.scores + other.scores[[place[image] for image in tuned.images]]) / 2
+            decided = (scores - np.log(np.bincount(labels) / len(labels))).argmax(axis=1)
+            fold[f"{tuned.method}, and {name}"] = replace(tuned, decided=decided, scores=scores)
     rows = []
     for name, one in fold.items():
         own, gain = answers.bootstrap([one], rounds=500), answers.bootstrap([one], [fold["quick"]], rounds=500)
@@ -386,8 +388,9 @@ def main() -> None:
         return
     if arguments.what == "seven-choose":
         names = arguments.methods.split(";") if arguments.methods else list(CANDIDATES)
+        wanted = [{"candidate": name} for name in names]
         with SHARED.of("seven"):
-            shared.compute_missing(SEVEN_RECORD, ({"candidate": name} for name in names), lambda cell: seven_choose(cell["candidate"], arguments.folder))
+            shared.compute_missing(SEVEN_RECORD, wanted, lambda cell: seven_choose(cell["candidate"], arguments.folder))
         return
     usual = ["quick", "quick without pixels", "fine-tune"]
     if arguments.what == "tune":
