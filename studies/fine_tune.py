@@ -5,7 +5,8 @@
     python studies/fine_tune.py tops                     # Fashion-MNIST tops at 98:2 and 90:10
     python studies/fine_tune.py tune                     # the candidates, on other seeds
     python studies/fine_tune.py summary                  # the tables of the records, without computing anything
-    python studies/fine_tune.py seven --folder RUN       # seven classes of HAM10000, the first registered fold; resumes
+    python studies/fine_tune.py seven-choose --folder RUNS   # settings, on training images of the fold below
+    python studies/fine_tune.py seven --folder RUN       # seven classes of HAM10000, a registered fold; resumes
     python studies/fine_tune.py seven-table              # the same beside quick and thorough
 
 ``tops`` trains on 700 of 1,000 images that the scenario draws, and evaluates on held-out images that the run has not
@@ -14,11 +15,13 @@ the folds are those of ``StratifiedGroupKFold`` with the seed of the line. ``tun
 on seeds from 100 on, which no other line uses: one fold of ``isic``, and draws of the tops, of which it evaluates every
 fourth held-out image.
 
-``seven`` is one fold of five, because two hours of two cores for all five are 48 minutes of a core for each. ``SEVEN``
-was set before its run, which was the only one: the default blocks and views, also mirrored top and bottom, six epochs,
-a loss for lopsided classes, four views of each tested image. It has no average with a regression on the final layer,
-because ``thorough`` has a better one: the mean of the logarithms of its probabilities with those of ``thorough`` was
-named before, too. Its answers are in studies/answers/fine_tune.csv.gz, those of the recipes in registered.csv.gz.
+``seven`` is one fold of five, because two hours of two cores for all five are 48 minutes of a core for each. The
+settings of each run (``SEVEN``) were set before it. The first had the default blocks and views, also mirrored top and
+bottom, six epochs, a loss for lopsided classes and nothing to calibrate on. The second was registered when the outcome
+of the first was known (studies/registration.md). The means of the logarithms of their probabilities with those of the
+recipes were named before, too, those with ``quick`` for the second run alone. Answers are in
+studies/answers/fine_tune.csv.gz, those of the recipes in registered.csv.gz, and minutes and course of the second run in
+studies/records/fine_tune_seven.jsonl, with ``seven-choose``.
 
 Each line of the record is one run. A line that exists is not computed again, and ``--minutes`` stops after a run that
 ends later than this. ``uwa`` is that of the rule ``balanced``, and ``hits`` are the right decisions per class. One
@@ -52,7 +55,7 @@ from lopsided.evaluation.calibration import HeldBack, fit_calibration
 from lopsided.evaluation.intervals import mean_interval
 from lopsided.inference.scorer import Predictions
 from lopsided.recipe import Recipe, named_recipe
-from lopsided.training.fit import fit
+from lopsided.training.fit import Fitted, fit
 from lopsided.training.methods.fine_tune import Activations
 from shared import Floats
 
@@ -111,8 +114,12 @@ LONGER: dict[str, Any] = {
 }
 """Changes of ``fine-tune`` for many images: twelve of 16 blocks of smaller images, stronger views, and lesions that
 calibrate. Four epochs compare settings."""
-CANDIDATES: dict[str, dict[str, Any]] = {"frozen, final layer": {}, "twelve blocks": {}}
-"""Changes of ``LONGER`` that ``seven-choose`` compares, and the regression on the final layer at the same size."""
+CANDIDATES: dict[str, dict[str, Any]] = {
+    "frozen, final layer": {"encoder.name": named_recipe("fine-tune").encoder.name},
+    "frozen": {},
+    "twelve blocks": {},
+}
+"""Changes of ``LONGER`` that ``seven-choose`` compares, and of ``quick`` at the same size."""
 SEVEN: dict[str, dict[str, Any]] = {
     "fine-tune": FIRST,
     "fine-tune, second run": {
@@ -223,7 +230,8 @@ def seven(name: str, number: int, folder: Path) -> None:
     fields = {**SEVEN[name], "seed": repeat, "data.test": 0.0, "threads": 1, "compare_quick": False}
     begin = time.process_time()
     folder.mkdir(parents=True, exist_ok=True)
-    found = fit(named_recipe("fine-tune").override(**fields), source, folder, held_out=tested, resume=True).held_out
+    fitted = fit(named_recipe("fine-tune").override(**fields), source, folder, held_out=tested, resume=True)
+    found = fitted.held_out
     assert found is not None
     assert tested.groups is not None
     odds = np.log(np.clip(found.probabilities, 1e-12, 1))
@@ -231,7 +239,8 @@ def seven(name: str, number: int, folder: Path) -> None:
     one = Answers("lesions", cell, repeat, fold, name, names, tested.labels, found.y_pred, odds, groups)
     answers.add(SEVEN_ANSWERS, one)
     minutes = round((time.process_time() - begin) / 60, 1)  # Since the run was resumed, if it was.
-    shared.add(SEVEN_RECORD, {"method": name, "fold": fold, "train": len(train), "minutes": minutes})
+    line = {"method": name, "fold": fold, "train": len(train), "minutes": minutes, "epochs": curve(fitted)}
+    shared.add(SEVEN_RECORD, line)
 
 
 def seven_choose(name: str, folder: Path) -> dict[str, Any]:
@@ -242,10 +251,10 @@ def seven_choose(name: str, folder: Path) -> dict[str, Any]:
     assert source.groups is not None
     train, rest = shared.folds_by_lesion(source.labels, source.groups, 100)[0]
     fields = {"seed": 100, "data.test": 0.0, "threads": 1, "compare_quick": False}
-    recipe = named_recipe("fine-tune").override(**LONGER).override(**CANDIDATES[name]).override(**fields)
+    recipe = named_recipe("fine-tune").override(**LONGER)
     if name.startswith("frozen"):
-        size = {"data.image_size": recipe.data.image_size, "encoder.name": recipe.encoder.name}
-        recipe = named_recipe("quick").override(**size, **fields)
+        recipe = named_recipe("quick").override(**{"data.image_size": recipe.data.image_size})
+    recipe = recipe.override(**CANDIDATES[name]).override(**fields)
     begin = time.process_time()
     SHARED.augmented(recipe)
     fitted = fit(recipe, source.subset(train), folder / name, held_out=source.subset(rest), resume=True)
@@ -258,11 +267,14 @@ def seven_choose(name: str, folder: Path) -> dict[str, Any]:
         "auroc": 100 * roc_auc_score(found.y_true, found.probabilities, multi_class="ovr"),
         "minutes": minutes,
     }
-    epochs = [
-        {key: round(float(row[key]), 4) for key in ("loss", "val_log_loss", "val_uwa") if key in row}
-        for row in fitted.history
-    ]
-    return {"train": len(train), "images": len(rest), **{key: round(own[key], 2) for key in own}, "epochs": epochs}
+    sizes = {"train": len(train), "images": len(rest)}
+    return {**sizes, **{key: round(own[key], 2) for key in own}, "epochs": curve(fitted)}
+
+
+def curve(fitted: Fitted) -> list[dict[str, float]]:
+    """Return the training loss of each epoch, and what the lesions say that calibrate."""
+    names = ("loss", "val_log_loss", "val_uwa")
+    return [{name: round(float(row[name]), 4) for name in names if name in row} for row in fitted.history]
 
 
 def halved(one: Answers, shares: Floats) -> float:
