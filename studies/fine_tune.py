@@ -6,7 +6,7 @@
     python studies/fine_tune.py tune                     # the candidates, on other seeds
     python studies/fine_tune.py summary                  # the tables of the records, without computing anything
     python studies/fine_tune.py seven-choose --folder RUNS   # settings, on training images of the fold below
-    python studies/fine_tune.py seven --folder RUN       # seven classes of HAM10000, a registered fold; resumes
+    python studies/fine_tune.py seven --folder RUN       # seven classes of HAM10000, the first registered fold; resumes
     python studies/fine_tune.py seven-table              # the same beside quick and thorough
 
 ``tops`` trains on 700 of 1,000 images that the scenario draws, and evaluates on held-out images that the run has not
@@ -222,10 +222,10 @@ def isic(method: str, fold: int, seed: int) -> dict[str, Any]:
     return SHARED.timed(recipe, source.subset(train), source.subset(rest))
 
 
-def seven(name: str, number: int, folder: Path) -> None:
-    """Fine-tune on a fold of the registered task ``lesions``, and keep the answers to its images."""
+def seven(name: str, folder: Path) -> None:
+    """Fine-tune on the first fold of the registered task ``lesions``, and keep the answers to its images."""
     task = registered.lesions()
-    cell, repeat, fold, train, rest = task.pairs[number]
+    cell, repeat, fold, train, rest = task.pairs[0]
     source, tested = task.source.subset(train), task.source.subset(rest)
     fields = {**SEVEN[name], "seed": repeat, "data.test": 0.0, "threads": 1, "compare_quick": False}
     begin = time.process_time()
@@ -390,10 +390,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--folder", type=Path, help="with seven and seven-choose: where the runs are kept")
-    parser.add_argument("--fold", type=int, default=0, help="with seven")
     arguments = parser.parse_args()
     if arguments.what == "seven":
-        seven(arguments.methods or list(SEVEN)[-1], arguments.fold, arguments.folder)
+        seven(arguments.methods or list(SEVEN)[-1], arguments.folder)
         return
     if arguments.what == "seven-table":
         print(seven_table())
