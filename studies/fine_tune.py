@@ -8,6 +8,8 @@
     python studies/fine_tune.py seven-choose --folder RUNS   # settings, on training images of the fold below
     python studies/fine_tune.py seven --folder RUN       # seven classes of HAM10000, the first registered fold; resumes
     python studies/fine_tune.py seven-table              # the same beside quick and thorough
+    python studies/fine_tune.py seven-choices            # what seven-choose has compared
+    python studies/fine_tune.py seven-course             # the epochs of the second run
 
 ``tops`` trains on 700 of 1,000 images that the scenario draws, and evaluates on held-out images that the run has not
 drawn, with the same number per class. ``isic`` trains on four of five folds by lesion and evaluates on the fifth one;
@@ -116,8 +118,8 @@ LONGER: dict[str, Any] = {
 calibrate. Four epochs compare settings."""
 CANDIDATES: dict[str, dict[str, Any]] = {
     "frozen, final layer": {"encoder.name": named_recipe("fine-tune").encoder.name},
-    "frozen": {},
-    "twelve blocks": {},
+    "frozen, with stages and colours": {},
+    "twelve blocks trained, final layer": {},
 }
 """Changes of ``LONGER`` that ``seven-choose`` compares, and of ``quick`` at the same size."""
 SEVEN: dict[str, dict[str, Any]] = {
@@ -311,14 +313,38 @@ def seven_table() -> str:
             fold[f"{tuned.method}, and {name}"] = replace(tuned, decided=decided, scores=scores)
     rows = []
     for name, one in fold.items():
-        own, gain = answers.bootstrap([one], rounds=500), answers.bootstrap([one], [fold["quick"]], rounds=500)
-        figures = registered.metrics(one)
+        own, figures = answers.bootstrap([one], rounds=500), registered.metrics(one)
         cells_ = [f"{own.value:.1f} [{own.low:.1f}, {own.high:.1f}]"]
-        cells_.append("" if name == "quick" else f"{gain.value:+.1f} [{gain.low:+.1f}, {gain.high:+.1f}]")
+        for base in frozen:
+            gain = answers.bootstrap([one], [fold[base]], rounds=500)
+            cells_.append("" if name == base else f"{gain.value:+.1f} [{gain.low:+.1f}, {gain.high:+.1f}]")
         cells_ += [f"{figures[key]:.1f}" for key in ("auroc", "accuracy")]
         rows.append((name, *cells_, f"{halved(one, np.bincount(labels) / len(labels)):.1f}"))
-    head = "method | balanced accuracy [other images] | minus quick [other images] | AUROC | accuracy"
-    return shared.table(f"{head} | calibrated on half of the lesions", rows)
+    bases = "".join(f" | minus {base} [other images]" for base in frozen)
+    head = f"method | balanced accuracy [other images]{bases} | AUROC | accuracy | calibrated on half of the lesions"
+    return shared.table(head, rows)
+
+
+def seven_choices() -> str:
+    """Return a row for each candidate of ``seven-choose``."""
+    found = {line["candidate"]: line for line in shared.read(SEVEN_RECORD) if "candidate" in line}
+    names = ("uwa", "auroc", "minutes")
+    rows = [(name, *(f"{found[name][key]:.1f}" for key in names)) for name in CANDIDATES]
+    return shared.table("model | balanced accuracy | AUROC | minutes of a core", rows)
+
+
+def seven_course() -> str:
+    """Return a row for each epoch of the second run."""
+    epochs = next(line["epochs"] for line in shared.read(SEVEN_RECORD) if "method" in line)
+    rows = [
+        (number, f"{row['loss']:.2f}", f"{row['val_log_loss']:.2f}", f"{100 * row['val_uwa']:.1f}")
+        for number, row in enumerate(epochs, start=1)
+    ]
+    return shared.table("epoch | training loss | log loss, held out | balanced accuracy, held out", rows)
+
+
+SEVEN_TABLES = {"seven-table": seven_table, "seven-choices": seven_choices, "seven-course": seven_course}
+"""The tables of the seven classes. They compute nothing anew."""
 
 
 def cells(what: str, methods: list[str], number: int) -> list[dict[str, Any]]:
@@ -384,7 +410,7 @@ def summary(path: Path) -> str:
 def main() -> None:
     """Compute the missing lines of the record and print its summary."""
     parser = shared.parser(__doc__)
-    parser.add_argument("what", choices=["tops", "isic", "tune", "summary", "seven", "seven-table", "seven-choose"])
+    parser.add_argument("what", choices=["tops", "isic", "tune", "summary", "seven", "seven-choose", *SEVEN_TABLES])
     parser.add_argument("--number", type=int, default=None, help="seeds, or folds of isic")
     parser.add_argument("--methods", default=None, help="names of METHODS, separated by semicolons")
     parser.add_argument("--minutes", type=float, default=float("inf"))
@@ -394,8 +420,8 @@ def main() -> None:
     if arguments.what == "seven":
         seven(arguments.methods or list(SEVEN)[-1], arguments.folder)
         return
-    if arguments.what == "seven-table":
-        print(seven_table())
+    if arguments.what in SEVEN_TABLES:
+        print(SEVEN_TABLES[arguments.what]())
         return
     if arguments.what == "seven-choose":
         names = arguments.methods.split(";") if arguments.methods else list(CANDIDATES)

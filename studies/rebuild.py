@@ -100,6 +100,8 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "registered": partial(printed, "registered.py", "table"),
         "predictions": partial(printed, "registered.py", "predictions"),
         "seven": partial(printed, "fine_tune.py", "seven-table"),
+        "seven-choices": partial(printed, "fine_tune.py", "seven-choices"),
+        "seven-course": partial(printed, "fine_tune.py", "seven-course"),
         "sources": partial(printed, "registered.py", "sources"),
         "classes": partial(printed, "registered.py", "classes"),
     },

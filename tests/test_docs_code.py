@@ -12,6 +12,7 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 
+import lopsided
 from test_docs_commands import write_world
 from test_site_pages import PAGES
 
@@ -50,6 +51,10 @@ def given(page: str) -> dict[str, Any]:
     if page == "data":
         matrix = np.ones((4, 3))
         return {"numpy": np, "matrix": matrix, "labels": ["a", "a", "b", "b"], "patients": ["1", "2", "3", "4"]}
+    if page == "fine-tuning":
+        write_world(Path(), page)
+        for run in ("longer", "frozen"):
+            lopsided.fit("photos/", out=run, recipe="quick", image_size=32, quiet=True)
     if page == "own-weights":
         state = timm.create_model("resnet18").state_dict()
         torch.save({"state_dict": {f"module.{name}": value for name, value in state.items()}}, "checkpoint.pth")
