@@ -226,6 +226,8 @@ def isic(method: str, fold: int, seed: int) -> dict[str, Any]:
 
 def seven(name: str, folder: Path) -> None:
     """Fine-tune on the first fold of the registered task ``lesions``, and keep the answers to its images."""
+    if any(one.method == name for one in answers.read(SEVEN_ANSWERS)):
+        raise SystemExit(f'"{name}" has answers, and is run once.')
     task = registered.lesions()
     cell, repeat, fold, train, rest = task.pairs[0]
     source, tested = task.source.subset(train), task.source.subset(rest)
