@@ -7,7 +7,9 @@
     python studies/fine_tune.py summary                  # the tables of the records, without computing anything
     python studies/fine_tune.py seven-choose --folder RUNS   # settings, on training images of the fold below
     python studies/fine_tune.py seven --folder RUN       # seven classes of HAM10000, the first registered fold; resumes
-    python studies/fine_tune.py seven-table              # the same beside quick and thorough
+    python studies/fine_tune.py seven --folder RUN2 --fold 1    # the second fold
+    python studies/fine_tune.py seven-table              # the first fold, beside quick and thorough
+    python studies/fine_tune.py seven-folds              # both folds together
     python studies/fine_tune.py seven-choices            # what seven-choose has compared
     python studies/fine_tune.py seven-course             # the epochs of the second run
 
@@ -39,6 +41,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -224,12 +227,12 @@ def isic(method: str, fold: int, seed: int) -> dict[str, Any]:
     return SHARED.timed(recipe, source.subset(train), source.subset(rest))
 
 
-def seven(name: str, folder: Path) -> None:
-    """Fine-tune on the first fold of the registered task ``lesions``, and keep the answers to its images."""
-    if any(one.method == name for one in answers.read(SEVEN_ANSWERS)):
+def seven(name: str, fold: int, folder: Path) -> None:
+    """Fine-tune on a fold of the registered task ``lesions``, and keep the answers to its images."""
+    if any((one.method, one.fold) == (name, fold) for one in answers.read(SEVEN_ANSWERS)):
         raise SystemExit(f'"{name}" has answers, and is run once.')
     task = registered.lesions()
-    cell, repeat, fold, train, rest = task.pairs[0]
+    cell, repeat, fold, train, rest = task.pairs[fold]
     source, tested = task.source.subset(train), task.source.subset(rest)
     fields = {**SEVEN[name], "seed": repeat, "data.test": 0.0, "threads": 1, "compare_quick": False}
     begin = time.process_time()
@@ -300,28 +303,46 @@ def halved(one: Answers, shares: Floats) -> float:
     return statistics.mean(values)
 
 
-def seven_table() -> str:
-    """Return a row for each recipe on the fold, and for the mean of fine-tuning and ``thorough``."""
+def seven_table(*folds: int) -> str:
+    """Return a row for each recipe that has these folds, and for the means of fine-tuning with ``quick`` and ``thorough``.
+
+    Shares of the classes are those of the images of the other folds, which the fold was trained on.
+    """
     found = [one for one in answers.read(registered.ANSWERS) if one.data == "lesions"]
-    labels = np.concatenate([one.labels for one in found if one.method == "quick" and one.fold > 0])
-    frozen = {one.method: one for one in found if one.fold == 0 and one.method in ("quick", "thorough")}
-    fold = dict(frozen)
+    labels = {one.fold: one.labels for one in found if one.method == "quick"}
+    shares = {
+        fold: np.bincount(np.concatenate([own for other, own in labels.items() if other != fold])) for fold in folds
+    }
+    prior = {fold: counts / counts.sum() for fold, counts in shares.items()}
+    frozen = {
+        name: {one.fold: one for one in found if one.method == name and one.fold in folds}
+        for name in ("quick", "thorough")
+    }
+    methods = dict(frozen)
     for tuned in answers.read(SEVEN_ANSWERS):
-        fold[tuned.method] = tuned
-        for name, other in frozen.items():
+        if tuned.fold not in folds:
+            continue
+        methods.setdefault(tuned.method, {})[tuned.fold] = tuned
+        for name, others in frozen.items():
+            other = others[tuned.fold]
             place = {image: row for row, image in enumerate(other.images)}
             scores = (tuned.scores + other.scores[[place[image] for image in tuned.images]]) / 2
-            decided = (scores - np.log(np.bincount(labels) / len(labels))).argmax(axis=1)
-            fold[f"{tuned.method}, and {name}"] = replace(tuned, decided=decided, scores=scores)
+            decided = (scores - np.log(prior[tuned.fold])).argmax(axis=1)
+            both = replace(tuned, decided=decided, scores=scores)
+            methods.setdefault(f"{tuned.method}, and {name}", {})[tuned.fold] = both
     rows = []
-    for name, one in fold.items():
-        own, figures = answers.bootstrap([one], rounds=500), registered.metrics(one)
+    for name, one in methods.items():
+        if len(one) < len(folds):
+            continue
+        parts = [one[fold] for fold in folds]
+        own, figures = answers.bootstrap(parts, rounds=500), [registered.metrics(part) for part in parts]
         cells_ = [f"{own.value:.1f} [{own.low:.1f}, {own.high:.1f}]"]
         for base in frozen:
-            gain = answers.bootstrap([one], [fold[base]], rounds=500)
+            gain = answers.bootstrap(parts, [methods[base][fold] for fold in folds], rounds=500)
             cells_.append("" if name == base else f"{gain.value:+.1f} [{gain.low:+.1f}, {gain.high:+.1f}]")
-        cells_ += [f"{figures[key]:.1f}" for key in ("auroc", "accuracy")]
-        rows.append((name, *cells_, f"{halved(one, np.bincount(labels) / len(labels)):.1f}"))
+        cells_ += [f"{statistics.mean(each[key] for each in figures):.1f}" for key in ("auroc", "accuracy")]
+        half = statistics.mean(halved(part, prior[part.fold]) for part in parts)
+        rows.append((name, *cells_, f"{half:.1f}"))
     bases = "".join(f" | minus {base} [other images]" for base in frozen)
     head = f"method | balanced accuracy [other images]{bases} | AUROC | accuracy | calibrated on half of the lesions"
     return shared.table(head, rows)
@@ -345,7 +366,12 @@ def seven_course() -> str:
     return shared.table("epoch | training loss | log loss, held out | balanced accuracy, held out", rows)
 
 
-SEVEN_TABLES = {"seven-table": seven_table, "seven-choices": seven_choices, "seven-course": seven_course}
+SEVEN_TABLES = {
+    "seven-table": partial(seven_table, 0),
+    "seven-folds": partial(seven_table, 0, 1),
+    "seven-choices": seven_choices,
+    "seven-course": seven_course,
+}
 """The tables of the seven classes. They compute nothing anew."""
 
 
@@ -417,10 +443,11 @@ def main() -> None:
     parser.add_argument("--methods", default=None, help="names of METHODS, separated by semicolons")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--record", type=Path, default=RECORD)
+    parser.add_argument("--fold", type=int, default=0, help="with seven: 0 is the first fold")
     parser.add_argument("--folder", type=Path, help="with seven and seven-choose: where the runs are kept")
     arguments = parser.parse_args()
     if arguments.what == "seven":
-        seven(arguments.methods or list(SEVEN)[-1], arguments.folder)
+        seven(arguments.methods or list(SEVEN)[-1], arguments.fold, arguments.folder)
         return
     if arguments.what in SEVEN_TABLES:
         print(SEVEN_TABLES[arguments.what]())
