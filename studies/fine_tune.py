@@ -304,7 +304,7 @@ def halved(one: Answers, shares: Floats) -> float:
 
 
 def seven_table(*folds: int) -> str:
-    """Return a row for each recipe that has these folds, and for the means of fine-tuning with ``quick`` and ``thorough``.
+    """Return a row for each method that has these folds, and for the means of fine-tuning with the two recipes.
 
     Shares of the classes are those of the images of the other folds, which the fold was trained on.
     """
