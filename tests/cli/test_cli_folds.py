@@ -75,6 +75,7 @@ def test_few_rare_images_are_folded_by_default_and_the_reason_and_the_time_are_g
     assert ended.code == 0
     assert "5 folds, because 'dog' has only 7 images: so all of them are tested" in ended.err
     assert "This takes about " in ended.err
+    assert "The regression has the strength" in ended.err, "A detail, which -v prints."
     assert "5 folds of 27 images" in ended.out
     assert "The model is trained on all images" in ended.out
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())

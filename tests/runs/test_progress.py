@@ -166,6 +166,13 @@ def test_a_line_is_one_write_so_that_a_log_holds_no_half_lines(monkeypatch: pyte
     assert writes == ["Tracked by mlflow.\n", "warning: Features are not cached: why\n", "a word\n"]
 
 
+def test_how_a_run_works_is_printed_for_those_who_ask(capsys: pytest.CaptureFixture[str]) -> None:
+    for verbose, words in ((False, ""), (True, f"{notes.given_strength(0.1)}\n")):
+        with progress.reporter(verbose=verbose) as watcher:
+            watcher.fact(notes.given_strength(0.1))
+        assert capsys.readouterr().err == words
+
+
 def test_a_notebook_gets_one_bar_per_stage_that_is_drawn_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,7 +132,9 @@ More = Annotated[
 Seed = Annotated[int | None, option(RUN, "Seed of all random numbers.")]
 Device = Annotated[str | None, option(RUN, "Device: auto, cpu, cuda, cuda:1 or mps.")]
 Resume = Annotated[bool, option(RUN, "Continue the run in --out, or start it if it does not exist.", "--resume")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print all metrics, not only the counts.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print all metrics and notes, not only what matters most.")
+]
 
 
 @grouped
@@ -233,6 +235,7 @@ def fit(
                         asked,
                         resume=resume,
                         quiet=quiet or not ranks.first,
+                        verbose=verbose,
                         ranks=ranks,
                         engine=worker,
                         sources=sources,

@@ -38,6 +38,11 @@ class Fact:
         return KINDS[self.kind].level == "caution"
 
     @property
+    def is_detail(self) -> bool:
+        """Whether it is for those who ask how the run works, and not for everybody."""
+        return KINDS[self.kind].is_detail
+
+    @property
     def in_folds(self) -> Folds:
         """What a run with folds does with this fact of a fold."""
         return KINDS[self.kind].folds
@@ -68,8 +73,10 @@ class Fact:
 class Kind(Generic[P]):
     """A kind of fact. Called with values, it returns a fact; ``words`` returns the sentence for the same values."""
 
-    def __init__(self, function: Callable[P, str], level: Level, folds: Folds, apart: str | None) -> None:
-        self.level, self.folds, self.apart = level, folds, apart
+    def __init__(
+        self, function: Callable[P, str], level: Level, folds: Folds, apart: str | None, is_detail: bool = False
+    ) -> None:
+        self.level, self.folds, self.apart, self.is_detail = level, folds, apart, is_detail
         self.name, self.__doc__ = function.__name__, function.__doc__
         self._function, self._signature = function, inspect.signature(function)
         if self.name in KINDS:
@@ -92,12 +99,12 @@ class Kind(Generic[P]):
         return self.name, fact.values.get(self.apart) if self.apart else None
 
 
-def note(folds: Folds, apart: str | None = None) -> Callable[[Callable[P, str]], Kind[P]]:
+def note(folds: Folds, apart: str | None = None, *, detail: bool = False) -> Callable[[Callable[P, str]], Kind[P]]:
     """Make a function, which returns the words, into a kind of note.
 
-    Facts with another value of ``apart`` are not merged.
+    Facts with another value of ``apart`` are not merged. A ``detail`` is in the log, and printed by ``fit --verbose``.
     """
-    return lambda words: Kind(words, "note", folds, apart)
+    return lambda words: Kind(words, "note", folds, apart, detail)
 
 
 def caution(folds: Folds, apart: str | None = None) -> Callable[[Callable[P, str]], Kind[P]]:

@@ -176,7 +176,7 @@ def _rule(rule: str, auto: bool) -> str:
     return f"{what}; {f'the default, because {why[rule]}' if auto else 'as requested'}"
 
 
-@note("run")
+@note("run", detail=True)
 def folds(images: int, folds: int, rule: str, repeats: int) -> str:
     """How the images of a run were put into folds."""
     what = {"group": "by group: all images of a group are in one fold", "stratified": "with the class shares of all"}
@@ -248,7 +248,7 @@ def resized(side: int) -> str:
     return f"{what} Set another size with image_size."
 
 
-@note("once")
+@note("once", detail=True)
 def images_read(images: int, shape: Sequence[int], megabytes: float, place: str, cache: str, free: float | None) -> str:
     """Where decoded images are: in "memory", "decoded" in every epoch, or "once" through an encoder."""
     what = f"{images:,} images of {' x '.join(map(str, shape))} ({megabytes:,.1f} MB decoded)"
@@ -276,21 +276,21 @@ def table_columns(columns: Sequence[Mapping[str, Any]], rows: int) -> str:
     return f"Beside each image, the classifier gets {', '.join(parts)}."
 
 
-@note("once")
+@note("once", detail=True)
 def own_normalisation(encoders: int) -> str:
     """Joined encoders normalise images themselves."""
     each = "Each encoder" if encoders > 1 else "The encoder"
     return f"{each} normalises images by the mean and the deviation of its own weights."
 
 
-@note("once")
+@note("once", detail=True)
 def normalisation(mean: Sequence[float], deviation: Sequence[float]) -> str:
     """Images are normalised by fixed numbers."""
     shown = [" ".join(f"{value:.4g}" for value in values) for values in (mean, deviation)]
     return f"Pixels in [0, 1] are normalised by mean {shown[0]} and deviation {shown[1]}."
 
 
-@note("model")
+@note("model", detail=True)
 def fitted_normalisation(mean: Sequence[float], deviation: Sequence[float]) -> str:
     """Images are normalised by the mean and the deviation of the training images."""
     return f"{normalisation.words(mean, deviation)} These are those of the training images."
@@ -451,7 +451,7 @@ def heads(heads: int, inner_folds: int, blend: float) -> str:
 # Features and the regression on them
 
 
-@note("once")
+@note("once", detail=True)
 def features(engine: str, encoder: str, views: Sequence[str], auto: bool, cache: str | None) -> str:
     """What computes the features, over which views, and where they are cached."""
     averaged = "once for each of the views" if auto else "averaged over the views"
@@ -490,17 +490,17 @@ def hub_weights(encoder: str, weights: str, megabytes: float, licence: str | Non
     return f"The encoder {encoder} has the weights {weights} of the Hugging Face hub ({megabytes:,.0f} MB). {terms}."
 
 
-@note("model")
+@note("model", detail=True)
 def chosen_strength(strength: float, tried: int, inner_folds: int) -> str:
     return f"The regression has the strength C = {strength:g}, the best of {tried} values on {inner_folds} inner folds."
 
 
-@note("once")
+@note("once", detail=True)
 def given_strength(strength: float) -> str:
     return f"The regression has the strength C = {strength:g} of the recipe."
 
 
-@note("counted")
+@note("counted", detail=True)
 def usual_strength(strength: float) -> str:
     return f"A class has too few images for inner folds: the regression has the strength C = {strength:g}."
 
@@ -510,7 +510,7 @@ def one_class(normal: str) -> str:
     return f"All images are of one class, {normal}. Other images will be called unusual."
 
 
-@note("model")
+@note("model", detail=True)
 def distance(normal: str, rare: int, pull: float, relied: float = 1.0) -> str:
     """How the score of the method distance is made up. ``relied``: the share of the regression with the distance."""
     if not rare:
@@ -546,7 +546,7 @@ def decision(rule: str, sentence: str) -> str:
     return sentence
 
 
-@note("run")
+@note("run", detail=True)
 def calibrated(
     images: int, kind: str, temperature: float, bias: Sequence[float] | None, absent: Sequence[str] = ()
 ) -> str:
@@ -561,7 +561,7 @@ def not_calibrated() -> str:
     return "The probabilities are not calibrated, because there are no validation images."
 
 
-@note("run")
+@note("run", detail=True)
 def model(models: int, members: int, parameters: int, megabytes: float) -> str:
     """The model of a run with folds. It averages this many models, and has ``members`` encoders."""
     numbers = f"{parameters / 1e6:.1f} million parameters, {megabytes:.1f} MB"
@@ -588,7 +588,7 @@ def quick_not_compared(error: str) -> str:
     return f"The recipe quick could not be used for comparison: {error}"
 
 
-@note("model")
+@note("model", detail=True)
 def typicality(images: int, guessed: bool, groups: int | None = None) -> str:
     """The model recognises unfamiliar images by the images that it knows, which may be in groups."""
     grouped = "" if groups is None else f", which are {_some(groups, 'one group', 'groups')}"

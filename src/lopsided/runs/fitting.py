@@ -121,6 +121,7 @@ def train_recipe(
     *,
     resume: bool,
     quiet: bool,
+    verbose: bool = False,
     ranks: Ranks = ALONE,
     engine: Engine | None = None,
     sources: Sources,
@@ -159,7 +160,7 @@ def train_recipe(
     if engine is not None and chosen.data.folds is None:
         raise InputError("--workers and --engine train several folds at once, but there are no folds. Use --folds 5.")
     already = ranks.told(lambda: resume and (out / METRICS).exists() and Run.open(out).finished)
-    with reporter(quiet=quiet) as watcher:
+    with reporter(quiet=quiet, verbose=verbose) as watcher:
         run = run_recipe(
             chosen,
             out,

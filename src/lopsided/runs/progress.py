@@ -90,6 +90,8 @@ def fitting(
 class Told(Voice, Reporter):
     """A reporter that prints only cautions on stderr. The subclasses print more."""
 
+    verbose = False
+    """Whether details are printed, too."""
     _counted: tuple[str, Counted | None] | None = None
 
     def named(self, label: str) -> Told:
@@ -162,7 +164,8 @@ class Lines(Told):
 
     def fact(self, fact: Fact) -> None:
         """Print a note or a caution of the run."""
-        self.say(f"warning: {fact}" if fact.is_caution else str(fact))
+        if self.verbose or not fact.is_detail:
+            self.say(f"warning: {fact}" if fact.is_caution else str(fact))
 
     def stage(self, name: str, epochs: int, steps_per_epoch: int) -> None:
         """Start to count images and time."""
@@ -314,6 +317,9 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def reporter(*, quiet: bool = False) -> AbstractContextManager[Told]:
+@contextmanager
+def reporter(*, quiet: bool = False, verbose: bool = False) -> Iterator[Told]:
     """Yield the reporter for quiet mode, for plain output, for a terminal or for a notebook."""
-    return fitting(Told, Lines, Bar, Page, quiet=quiet)
+    with fitting(Told, Lines, Bar, Page, quiet=quiet) as view:
+        view.verbose = verbose
+        yield view
