@@ -105,7 +105,9 @@ def test_predict_finds_columns_by_their_names(folder: Path, call: Call, tmp_path
 
 def test_vectors_have_typicality_and_sets_and_groups(folder: Path, call: Call, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    fitted = call("fit", folder / "v.npz", "--group", "patient", "--folds", "3", "--decide", "sets:0.8", "--out", out)
+    fitted = call(
+        "fit", folder / "v.npz", "--group", "patient", "--folds", "3", "--decide", "sets:0.8", "--out", out, "-v"
+    )
     assert "by comparison with 80 of them, which are 40 groups. With so few, the share of false" in fitted.err
     assert "recipe quick could not" not in fitted.err
     far = matrix(1)
