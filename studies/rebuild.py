@@ -100,6 +100,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "registered": partial(printed, "registered.py", "table"),
         "predictions": partial(printed, "registered.py", "predictions"),
         "seven": partial(printed, "fine_tune.py", "seven-table"),
+        "seven-folds": partial(printed, "fine_tune.py", "seven-folds"),
         "seven-choices": partial(printed, "fine_tune.py", "seven-choices"),
         "seven-course": partial(printed, "fine_tune.py", "seven-course"),
         "sources": partial(printed, "registered.py", "sources"),
