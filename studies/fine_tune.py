@@ -19,7 +19,7 @@ the folds are those of ``StratifiedGroupKFold`` with the seed of the line. ``tun
 on seeds from 100 on, which no other line uses: one fold of ``isic``, and draws of the tops, of which it evaluates every
 fourth held-out image.
 
-``seven`` is one fold of five, because two hours of two cores for all five are 48 minutes of a core for each. The
+``seven`` is one fold at a time, because two hours of two cores for all five are 48 minutes of a core for each. The
 settings of each run (``SEVEN``) were set before it. The first had the default blocks and views, also mirrored top and
 bottom, six epochs, a loss for lopsided classes and nothing to calibrate on. The second was registered when the outcome
 of the first was known (studies/registration.md). The means of the logarithms of their probabilities with those of the

@@ -48,7 +48,7 @@ LEAST_LEVEL = 2.0
 tell it, and no image may be so many deviations away that probabilities of 1 no longer rank."""
 LOOSE, ALIGNED = 0.3, 0.4
 """A distance by positions counts if positions explain more than this share of their variance, and as much as the other
-distance from which share on: it is 0.22 for skin lesions, and 0.43 to 0.69 for solar cells, shirts and eggs."""
+distance from which share on: it is 0.22 for skin lesions, and 0.40 to 0.69 for solar cells, shirts and eggs."""
 PULL = 1.5
 """The weight of the column before there are rare images: log odds per deviation of the log distance."""
 FREEDOM = 10.0
